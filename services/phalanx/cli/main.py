@@ -1,0 +1,16 @@
+"""`phalanx`: assembles the command groups; each group is one file beside this one and imports what is heavy inside its commands."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from phalanx.cli.errors import run_reporting_errors
+
+app = typer.Typer(name="phalanx", no_args_is_help=True, pretty_exceptions_enable=False, help="Pre-train large language models on many GPUs and keep the run alive.")
+
+
+def main() -> None:
+    """Entry point of the `phalanx` command: exit 0 on success, 1 when something failed, 2 when the user must change something."""
+    sys.exit(run_reporting_errors(app))
