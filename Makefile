@@ -1,0 +1,64 @@
+# make demo | make test | make test-all: everything below sets itself up in .venv; nothing is installed elsewhere.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MINISTACK := .venv-ministack
+MINISTACK_STAMP := $(MINISTACK)/.installed
+export OMP_NUM_THREADS := 1
+
+.PHONY: help setup setup-test demo test test-all lint types imports unit distributed e2e readme wheel-test clean
+
+help:
+	@echo "make demo      prepare a corpus, train on 8 ranks, lose one, change the layout, prove it, export (about 3 minutes)"
+	@echo "make test      linters, strict types, import rules, unit, distributed and end-to-end tests (under 15 minutes on 2 cores)"
+	@echo "make test-all  the same with the long tables and storms"
+	@echo "make clean     remove .venv, .venv-ministack, caches and ./runs"
+
+setup: $(STAMP)
+setup-test: $(STAMP) $(MINISTACK_STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Phalanx needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 2; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { echo "python3 has no venv module: install it (Debian, Ubuntu: apt-get install python3-venv)"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(STAMP)
+
+$(MINISTACK_STAMP): tests/ministack-requirements.txt
+	@test -x $(MINISTACK)/bin/python || $(PYTHON) -m venv $(MINISTACK)
+	$(MINISTACK)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/ministack-requirements.txt
+	@touch $(MINISTACK_STAMP)
+
+demo: setup
+	$(BIN)/phalanx demo $(ARGS)
+
+test: lint types imports unit distributed e2e readme
+
+test-all: lint types imports setup-test
+	$(BIN)/pytest tests -m "long or not long" $(ARGS)
+
+lint: setup-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup-test
+	$(BIN)/mypy
+
+imports: setup-test
+	$(BIN)/lint-imports
+
+unit: setup-test
+	$(BIN)/pytest tests/unit -m "not long" -q $(ARGS)
+
+distributed: setup-test
+	$(BIN)/pytest tests/distributed -m "not long" -q $(ARGS)
+
+e2e: setup-test
+	$(BIN)/pytest tests/e2e tests/chaos -m "not long" -q $(ARGS)
+
+readme: setup-test
+	$(BIN)/pytest tests/readme -q $(ARGS)
+
+clean:
+	rm -rf $(VENV) $(MINISTACK) build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
