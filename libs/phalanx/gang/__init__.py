@@ -1,0 +1,22 @@
+"""Gangs: ranks forked from a preloaded server, watched, ended together, with the first cause of a failure named. No torch at import."""
+
+from phalanx.gang.cause import Cause
+from phalanx.gang.context import RankContext, torchrun_context
+from phalanx.gang.fork_server import ForkServer, GangBusyError
+from phalanx.gang.gang import Gang, GangOutcome
+from phalanx.gang.order import Event, GangOrder, RankExit
+from phalanx.gang.rendezvous import init_process_group
+
+__all__ = [
+    "Cause",
+    "Event",
+    "ForkServer",
+    "Gang",
+    "GangBusyError",
+    "GangOrder",
+    "GangOutcome",
+    "RankContext",
+    "RankExit",
+    "init_process_group",
+    "torchrun_context",
+]

@@ -1,0 +1,184 @@
+"""The parent's side of the fork server: start it, wait for its imports, order gangs from it, end it.
+
+It runs in a session of its own, so that Ctrl-C in the terminal reaches the parent alone, which decides. Its environment is complete
+before it starts (OMP_NUM_THREADS has no effect on a process that has loaded torch). A server that died is replaced by the next start.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.gang.gang import Gang
+from phalanx.gang.order import GangOrder
+from phalanx.gang.rank import MASTER_ADDRESS
+from phalanx.gang.wire import LineBuffer, receive, send_order
+
+LOCAL_ENVIRON: Mapping[str, str] = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "GLOO_SOCKET_IFNAME": "lo",
+    "TORCH_CPP_LOG_LEVEL": "ERROR",
+}
+START_DEADLINE_S = 60.0
+CLOSE_DEADLINE_S = 5.0
+
+
+class GangBusyError(RuntimeError):
+    """A gang was ordered while the one before is alive: a mistake of the program's."""
+
+
+class ForkServer:
+    """A process that has imported `preload` and forks ranks. A context manager; one gang at a time, many one after another.
+
+    environ: laid over LOCAL_ENVIRON and this process's own. ready_deadline_s: for the imports, counted from the first order.
+    Start it from a thread that outlives it. Its messages go to this process's stderr.
+    """
+
+    def __init__(
+        self, preload: Sequence[str] = (), environ: Mapping[str, str] | None = None, *, ready_deadline_s: float = 120.0
+    ) -> None:
+        self._preload, self._ready_deadline_s = tuple(preload), ready_deadline_s
+        self._environ = {**os.environ, **LOCAL_ENVIRON, **(environ or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._lines = LineBuffer()
+        self._ready = False
+        self._gang: Gang | None = None
+
+    def __enter__(self) -> Self:
+        self._spawn()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process is not None else None
+
+    def start(self, order: GangOrder, terminal_fd: int | None = None) -> Gang:
+        """Fork a gang. terminal_fd: becomes the streams of `order.debug_rank`.
+
+        Raises PhalanxError when a preloaded module cannot be imported or starts threads, GangBusyError while a gang lives,
+        OutsideError when the server does not answer within its deadline or the host cannot fork.
+        """
+        assert (terminal_fd is None) == (order.debug_rank is None), "a debug rank and its terminal come together"
+        if self._gang is not None and not self._gang.over:
+            raise GangBusyError("end the gang that lives before starting another")
+        try:
+            self._ensure_ready()
+            order.log_dir.mkdir(parents=True, exist_ok=True)
+            self._gang = self._order_gang(order, terminal_fd)
+        except BaseException:
+            self.close()  # whatever was forked in between dies with the server
+            raise
+        return self._gang
+
+    def close(self) -> None:
+        """End the server and every rank of its gang; returns when the server is gone."""
+        process, channel = self._process, self._channel
+        self._process = self._channel = None
+        if channel is not None:
+            channel.close()
+        if process is None:
+            return
+        try:
+            process.wait(CLOSE_DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        main_thread = threading.current_thread() is threading.main_thread()
+        parent = str(os.getpid() if main_thread else 0)  # the kernel's parent is a thread, and this one may end early
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "phalanx.gang.server", str(theirs.fileno()), parent],
+                stdin=subprocess.DEVNULL,
+                stdout=2,
+                env=self._environ,
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,
+            )
+        self._channel, self._lines, self._ready = ours, LineBuffer(), False
+        send_order(ours, {"order": "preload", "modules": self._preload})
+
+    def _ensure_ready(self) -> None:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None:
+            self._spawn()
+        if self._ready:
+            return
+        answer = self._answer(self._ready_deadline_s)
+        if answer["event"] == "import_failed":
+            raise PhalanxError(
+                f"module {answer['module']}",
+                expected="a module that the fork server can import",
+                remedy=f"install what is missing, or correct it: {answer['message']}",
+            )
+        assert answer["event"] == "ready", answer
+        self._ready = True
+
+    def _order_gang(self, order: GangOrder, terminal_fd: int | None) -> Gang:
+        assert self._channel is not None
+        reads, writes = [], []
+        with socket.create_server((MASTER_ADDRESS, 0), backlog=4 * order.world_size) as listener:
+            try:
+                for _ in range(order.world_size):
+                    read, write = os.pipe()
+                    os.set_blocking(read, False)
+                    reads.append(read)
+                    writes.append(write)
+                fds = [*writes, listener.fileno(), *([] if terminal_fd is None else [terminal_fd])]
+                message = {
+                    "order": "start",
+                    "gang": order.to_json(),
+                    "port": listener.getsockname()[1],
+                    "num_fds": len(fds),
+                }
+                send_order(self._channel, message, fds)
+                answer = self._answer(START_DEADLINE_S)
+                if answer["event"] != "started":
+                    raise OutsideError(f"the fork server could not start a gang: {answer['reason']}")
+            except BaseException:
+                for read in reads:
+                    os.close(read)
+                raise
+            finally:
+                for write in writes:
+                    os.close(write)
+        pids = {int(rank): pid for rank, pid in answer["pids"].items()}
+        return Gang(order, pids, self._channel, self._lines, reads)
+
+    def _answer(self, deadline_s: float) -> dict[str, Any]:
+        """The server's next message."""
+        assert self._channel is not None
+        end_s = time.monotonic() + deadline_s
+        while True:
+            readable, _, _ = select.select([self._channel], [], [], max(0.0, end_s - time.monotonic()))
+            if not readable:
+                raise OutsideError(f"the fork server gave no answer within {deadline_s:g} s")
+            data, _ = receive(self._channel)
+            if not data:
+                code = self._process.wait() if self._process is not None else None
+                raise OutsideError(f"the fork server ended with {code} before it answered; its messages are on stderr")
+            messages = self._lines.feed(data)
+            if messages:
+                assert len(messages) == 1, messages
+                return messages[0]

@@ -1,0 +1,47 @@
+"""How the ranks of a gang find each other: one TCP store on rank 0, keys prefixed by the attempt, then a process group.
+
+The prefix keeps a restarted gang from the addresses that its predecessor left in a store that outlived it (torchrun's agent store).
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from phalanx.gang.context import RankContext
+
+if TYPE_CHECKING:
+    import torch.distributed
+
+
+def open_store(context: RankContext, timeout_s: float) -> torch.distributed.Store:
+    """The gang's key-value store. Raises torch's DistNetworkError when rank 0 does not answer within `timeout_s`."""
+    import torch.distributed as dist
+
+    store = dist.TCPStore(
+        context.master_address,
+        context.master_port,
+        context.world_size,
+        is_master=context.rank == 0 and not context.uses_agent_store,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,
+        master_listen_fd=context.master_listen_fd,
+    )
+    return dist.PrefixStore(f"attempt_{context.attempt}", store)
+
+
+def init_process_group(context: RankContext, timeout_s: float, backend: str = "gloo") -> None:
+    """Join the default process group of the gang's `world_size` ranks.
+
+    timeout_s: for the rendezvous and for every later collective. Give more than the longest deadline of a phase:
+    a collective that times out ends the whole gang before the rank that hangs can be named.
+    """
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        backend,
+        store=open_store(context, timeout_s),
+        rank=context.rank,
+        world_size=context.world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )

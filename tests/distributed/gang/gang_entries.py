@@ -1,0 +1,149 @@
+"""What the ranks of the gang tests do."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.gang import RankContext, init_process_group
+
+
+def echo(context: RankContext) -> None:
+    context.report("result", rank=context.rank, arguments=dict(context.arguments), environ=os.environ.get("GREETING"))
+
+
+def long_report(context: RankContext) -> None:
+    context.report("result", text="x" * context.arguments["num_bytes"], rank=context.rank)
+
+
+def wait_forever(context: RankContext) -> None:
+    context.report("phase", name="wait", step=0, deadline_s=600)
+    threading.Event().wait()
+
+
+def wait_deaf(context: RankContext) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    wait_forever(context)
+
+
+def raise_user_error(context: RankContext) -> None:
+    if context.rank == 1:
+        raise PhalanxError("[model] dim", value=7, expected="a multiple of 8", remedy="set it to 8")
+    wait_forever(context)
+
+
+def raise_outside(context: RankContext) -> None:
+    raise OutsideError("the store is gone") from ConnectionResetError("Connection reset by peer")
+
+
+def leave_silently(context: RankContext) -> None:
+    if context.rank == 2:
+        os._exit(7)
+    wait_forever(context)
+
+
+def exit_politely(context: RankContext) -> None:
+    sys.exit(0)
+
+
+def open_descriptors(context: RankContext) -> None:
+    targets = {int(fd): os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if _is_open(fd)}
+    context.report("result", fds=targets, report=True)
+
+
+def _is_open(fd: str) -> bool:
+    return Path(f"/proc/self/fd/{fd}").exists() or os.path.islink(f"/proc/self/fd/{fd}")
+
+
+def leave_a_child(context: RankContext) -> None:
+    child = os.fork()
+    if child == 0:
+        threading.Event().wait()
+    context.report("result", child=child)
+
+
+def ask_terminal(context: RankContext) -> None:
+    if context.rank == 0:
+        print("your name?")  # noqa: T201
+        context.report("result", answer=input(), tty=sys.stdin.isatty() and sys.stdout.isatty())
+
+
+def all_reduce_once(context: RankContext) -> None:
+    import torch
+    import torch.distributed as dist
+
+    init_process_group(context, 60)
+    value = torch.tensor([float(context.rank)])
+    dist.all_reduce(value)
+    context.report("result", total=value.item(), threads=torch.get_num_threads())
+    dist.destroy_process_group()
+
+
+def raise_late(context: RankContext) -> None:
+    """Rank 2 drops its connections first and tells why only after its peers have failed."""
+    import torch
+    import torch.distributed as dist
+
+    init_process_group(context, 60)
+    dist.all_reduce(torch.ones(1))
+    if context.rank == 2:
+        try:
+            raise ValueError("the loss went to the moon")
+        finally:
+            dist.destroy_process_group()
+            time.sleep(0.5)
+    for _ in range(1000):
+        dist.all_reduce(torch.ones(1))
+
+
+def a_long_nap() -> None:
+    time.sleep(600)
+
+
+def nap_in_collectives_place(context: RankContext) -> None:
+    import torch
+    import torch.distributed as dist
+
+    context.report("phase", name="init", step=0, deadline_s=60)
+    init_process_group(context, 120)
+    dist.all_reduce(torch.ones(1))
+    context.report("phase", name="step", step=1, deadline_s=context.arguments["deadline_s"])
+    if context.rank == context.arguments["sleeper"]:
+        a_long_nap()
+    dist.all_reduce(torch.ones(1))
+
+
+def mismatch(context: RankContext) -> None:
+    import torch
+    import torch.distributed as dist
+
+    init_process_group(context, 60)
+    dist.all_reduce(torch.ones(4096 if context.rank == 1 else 4))
+
+
+class _Stop:
+    asked = False
+
+
+def commit_on_sigterm(context: RankContext) -> None:
+    """Reports its phases, and on SIGTERM commits and returns."""
+    asked = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    context.report("phase", name="step", step=1, deadline_s=60)
+    asked.wait()
+    context.report("committed", step=1)
+    context.report("stopped", step=1)
+
+
+def fail_until(context: RankContext) -> None:
+    """Attempt n commits when `commits[n]` says so, then raises unless `good_attempt` is reached."""
+    number = int(context.attempt)
+    if number in context.arguments["commits"] and context.rank == 0:
+        context.report("committed", step=number)
+    if number < context.arguments["good_attempt"]:
+        raise RuntimeError(f"attempt {number} fails")
