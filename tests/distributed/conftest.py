@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from phalanx.gang.fork_server import ForkServer
 from phalanx.gang.testing import TEST_PRELOAD
 

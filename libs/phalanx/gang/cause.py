@@ -1,9 +1,9 @@
 """The first cause of a gang's end, decided purely from what its ranks reported and how they ended.
 
-When one rank dies, its peers fail in their collectives, often earlier than the death is noticed. So what a rank died of is weighed
-before it is timed: a cause of its own (an exception, a signal that the gang did not send) wins over SIGABRT, which gloo also raises
-from a lost connection, and SIGABRT wins over an error that only says that a peer is gone. Among equals the earliest wins; all times
-come from the monotonic clock of one host.
+When one rank dies, its peers fail in their collectives, often earlier than the death is noticed. So what a rank died of
+is weighed before it is timed: a cause of its own (an exception, a signal that the gang did not send) wins over SIGABRT,
+which gloo also raises from a lost connection, and SIGABRT wins over an error that only says that a peer is gone. Among
+equals the earliest wins; all times come from the monotonic clock of one host.
 """
 
 from __future__ import annotations
@@ -54,14 +54,16 @@ class Weight(IntEnum):
 _PEER_ERRORS = {"DistBackendError", "DistNetworkError", "DistStoreError"}
 _PEER_TEXT = re.compile(
     r"Connection closed by peer|Connection reset|Connection refused|Broken pipe|Timed out waiting|Socket Timeout"
-    r"|Application timeout caused pair closure|connectFullMesh failed|Connect timeout|gloo/transport|NCCL communicator was aborted"
-    r"|remote process exited|failed to recv|Socket closed"
+    r"|Application timeout caused pair closure|connectFullMesh failed|Connect timeout|gloo/transport"
+    r"|NCCL communicator was aborted|remote process exited|failed to recv|Socket closed"
 )
 _MEMORY_ERRORS = {"MemoryError", "OutOfMemoryError"}
 
 
 def first_cause(events: Iterable[Event], exits: Iterable[RankExit]) -> Cause | None:
-    """Why the gang ended, or None when nothing went wrong (every rank returned, or ended by a signal that the gang sent)."""
+    """Why the gang ended, or None when nothing went wrong (every rank returned, or ended by a signal that the gang
+    sent).
+    """
     errors = [event for event in events if event.kind == "error"]
     explained = {event.rank for event in errors}
     deaths = [death for death in exits if death.exit_code != 0 and not death.sent_by_us and death.rank not in explained]

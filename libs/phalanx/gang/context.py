@@ -38,7 +38,9 @@ class RankContext:
 
 
 class PipeReport:
-    """Reports as lines on this rank's own pipe; raises BrokenPipeError when the parent is gone (the rank then dies with it)."""
+    """Reports as lines on this rank's own pipe; raises BrokenPipeError when the parent is gone (the rank then dies with
+    it).
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd, self._lock = fd, threading.Lock()
@@ -62,6 +64,7 @@ def torchrun_context(arguments: Mapping[str, Any], report: Report) -> RankContex
             expected="the variables that torchrun sets",
             remedy="start with `torchrun -m phalanx.trainer JOB` or use `phalanx run JOB`",
         )
+    run, restart = environ.get("TORCHELASTIC_RUN_ID", "none"), environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     return RankContext(
         rank=int(environ["RANK"]),
         world_size=int(environ["WORLD_SIZE"]),
@@ -69,7 +72,7 @@ def torchrun_context(arguments: Mapping[str, Any], report: Report) -> RankContex
         report=report,
         master_address=environ["MASTER_ADDR"],
         master_port=int(environ["MASTER_PORT"]),
-        attempt=f"torchrun_{environ.get('TORCHELASTIC_RUN_ID', 'none')}_{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}",
+        attempt=f"torchrun_{run}_{restart}",
         environ=environ,
         uses_agent_store=environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
     )

@@ -1,7 +1,8 @@
 """The parent's side of the fork server: start it, wait for its imports, order gangs from it, end it.
 
-It runs in a session of its own, so that Ctrl-C in the terminal reaches the parent alone, which decides. Its environment is complete
-before it starts (OMP_NUM_THREADS has no effect on a process that has loaded torch). A server that died is replaced by the next start.
+It runs in a session of its own, so that Ctrl-C in the terminal reaches the parent alone, which decides. Its environment
+is complete before it starts (OMP_NUM_THREADS has no effect on a process that has loaded torch). A server that died is
+replaced by the next start.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ class GangBusyError(RuntimeError):
 
 
 class ForkServer:
-    """A process that has imported `preload` and forks ranks. A context manager; one gang at a time, many one after another.
+    """A process that has imported `preload` and forks ranks. A context manager; one gang at a time, many one after
+    another.
 
-    environ: laid over LOCAL_ENVIRON and this process's own. ready_deadline_s: for the imports, counted from the first order.
-    Start it from a thread that outlives it. Its messages go to this process's stderr.
+    environ: laid over LOCAL_ENVIRON and this process's own. ready_deadline_s: for the imports, counted from the first
+    order. Start it from a thread that outlives it. Its messages go to this process's stderr.
     """
 
     def __init__(
@@ -73,8 +75,8 @@ class ForkServer:
     def start(self, order: GangOrder, terminal_fd: int | None = None) -> Gang:
         """Fork a gang. terminal_fd: becomes the streams of `order.debug_rank`.
 
-        Raises PhalanxError when a preloaded module cannot be imported or starts threads, GangBusyError while a gang lives,
-        OutsideError when the server does not answer within its deadline or the host cannot fork.
+        Raises PhalanxError when a preloaded module cannot be imported or starts threads, GangBusyError while a gang
+        lives, OutsideError when the server does not answer within its deadline or the host cannot fork.
         """
         assert (terminal_fd is None) == (order.debug_rank is None), "a debug rank and its terminal come together"
         if self._gang is not None and not self._gang.over:

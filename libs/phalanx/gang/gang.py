@@ -31,8 +31,8 @@ LOG = logging.getLogger(__name__)
 class GangOutcome:
     """How a gang ended.
 
-    state: ok (every rank returned), stopped (it ended on request; first_cause is None when it committed first, `interrupted`
-    when it was not left the time), failed.
+    state: ok (every rank returned), stopped (it ended on request; first_cause is None when it committed first,
+    `interrupted` when it was not left the time), failed.
     exits: of the ranks whose end was seen, in that order. attempts: how many gangs a supervisor ran, this one included.
     """
 
@@ -105,7 +105,9 @@ class Gang:
             LOG.warning("the fork server is gone; its ranks end with it")
 
     def stacks(self, deadline_s: float) -> dict[int, str]:
-        """The Python stacks of all threads of the living ranks, also of those blocked in C. A rank that gives none is left out."""
+        """The Python stacks of all threads of the living ranks, also of those blocked in C. A rank that gives none is
+        left out.
+        """
         before = {rank: self._stack_bytes(rank) for rank in self.alive}
         self.signal(signal.SIGUSR2)
         end_s = time.monotonic() + deadline_s
@@ -121,7 +123,8 @@ class Gang:
         return {rank: self._stack_text(rank, start) for rank, start in before.items() if sizes[rank] > start}
 
     def end(self, grace_s: float, because: Cause | None = None) -> GangOutcome:
-        """End the gang: SIGTERM, then SIGKILL after `grace_s` (0: at once). because: the cause, where the caller knows it.
+        """End the gang: SIGTERM, then SIGKILL after `grace_s` (0: at once). because: the cause, where the caller knows
+        it.
 
         Raises OutsideError when a rank survives SIGKILL (blocked in the kernel).
         """

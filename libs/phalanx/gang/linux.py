@@ -1,4 +1,6 @@
-"""What the gang asks of Linux directly: death with the parent, the number of threads, evidence of the out-of-memory killer."""
+"""What the gang asks of Linux directly: death with the parent, the number of threads, evidence of the out-of-memory
+killer.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +25,13 @@ def die_with_parent(parent_pid: int) -> None:
 def thread_names() -> list[str]:
     """The kernel's names of this process's threads, C threads included."""
     tasks = Path("/proc/self/task")
-    return [(tasks / task / "comm").read_text().strip() for task in os.listdir(tasks)]
+    return [(task / "comm").read_text().strip() for task in tasks.iterdir()]
 
 
 def oom_kills() -> int | None:
-    """How often the out-of-memory killer struck in this process's memory cgroup (v2 or v1); None where the kernel does not say."""
+    """How often the out-of-memory killer struck in this process's memory cgroup (v2 or v1); None where the kernel does
+    not say.
+    """
     for counter in _oom_counters():
         try:
             lines = counter.read_text().splitlines()

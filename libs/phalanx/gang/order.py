@@ -44,7 +44,8 @@ class Event:
     """Something that a rank said, or that happened to it.
 
     rank: None for what concerns the gang. time_monotonic_s: the host's monotonic clock where it happened.
-    Kinds that the gang itself gives meaning: `phase` (name, step, deadline_s), `error`, `exit`, `stopped`, `committed`, `server_lost`.
+    Kinds that the gang itself gives meaning: `phase` (name, step, deadline_s), `error`, `exit`, `stopped`, `committed`,
+    `server_lost`.
     """
 
     rank: int | None

@@ -1,4 +1,6 @@
-"""What a forked child does before and after the entry function: its own signals, environment, log, stack dumps, report and exit code."""
+"""What a forked child does before and after the entry function: its own signals, environment, log, stack dumps, report
+and exit code.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,9 @@ def _launch_variables(seat: Seat) -> dict[str, str]:
 
 
 def _open_streams(seat: Seat) -> None:
-    """stdin, stdout, stderr on the terminal (debug rank) or on nothing and the log; stack dumps on SIGUSR2 into their own file."""
+    """stdin, stdout, stderr on the terminal (debug rank) or on nothing and the log; stack dumps on SIGUSR2 into their
+    own file.
+    """
     append = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
     if seat.terminal_fd is not None:
         source = sink = seat.terminal_fd
@@ -153,7 +157,9 @@ def resolve(entry: str) -> Callable[[RankContext], object]:
 
 
 def describe(error: BaseException) -> dict[str, Any]:
-    """An exception as plain values. chain: the error and what it came from, newest first, as [class names of its MRO, message]."""
+    """An exception as plain values. chain: the error and what it came from, newest first, as [class names of its MRO,
+    message].
+    """
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}" if frames else ""
     return {

@@ -1,6 +1,7 @@
 """How the ranks of a gang find each other: one TCP store on rank 0, keys prefixed by the attempt, then a process group.
 
-The prefix keeps a restarted gang from the addresses that its predecessor left in a store that outlived it (torchrun's agent store).
+The prefix keeps a restarted gang from the addresses that its predecessor left in a store that outlived it (torchrun's
+agent store).
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from typing import TYPE_CHECKING
 from phalanx.gang.context import RankContext
 
 if TYPE_CHECKING:
-    import torch.distributed
+    from torch._C._distributed_c10d import Store
 
 
-def open_store(context: RankContext, timeout_s: float) -> torch.distributed.Store:
+def open_store(context: RankContext, timeout_s: float) -> Store:
     """The gang's key-value store. Raises torch's DistNetworkError when rank 0 does not answer within `timeout_s`."""
-    import torch.distributed as dist
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    store = dist.TCPStore(
+    store = TCPStore(
         context.master_address,
         context.master_port,
         context.world_size,
@@ -27,7 +28,7 @@ def open_store(context: RankContext, timeout_s: float) -> torch.distributed.Stor
         wait_for_workers=False,
         master_listen_fd=context.master_listen_fd,
     )
-    return dist.PrefixStore(f"attempt_{context.attempt}", store)
+    return PrefixStore(f"attempt_{context.attempt}", store)
 
 
 def init_process_group(context: RankContext, timeout_s: float, backend: str = "gloo") -> None:

@@ -1,12 +1,14 @@
-"""The fork server: imports once, stays single-threaded, forks the ranks of one gang at a time, reaps them and says how they ended.
+"""The fork server: imports once, stays single-threaded, forks the ranks of one gang at a time, reaps them and says how
+they ended.
 
 `python -m phalanx.gang.server FD PARENT_PID` serves the orders that come over the inherited socket FD:
     preload  modules                      -> ready | import_failed
     start    gang, port, fds beside it    -> started | refused
     signal   signum, ranks                (no answer)
-and tells of every rank that ended (`exit`). When a rank ends badly, its peers get SIGTERM after a second, in which they may say what
-they saw, and SIGKILL two seconds later. When the parent is gone, all ranks are killed and the server ends. Ranks die with the server.
-It ignores SIGINT, SIGTERM and SIGHUP: a service manager that signals every process of a job must leave the ranks time to commit.
+and tells of every rank that ended (`exit`). When a rank ends badly, its peers get SIGTERM after a second, in which they
+may say what they saw, and SIGKILL two seconds later. When the parent is gone, all ranks are killed and the server ends.
+Ranks die with the server. It ignores SIGINT, SIGTERM and SIGHUP: a service manager that signals every process of a job
+must leave the ranks time to commit.
 """
 
 from __future__ import annotations
@@ -67,7 +69,8 @@ class Server:
         self._kill_all()
 
     def _turn(self) -> bool:
-        readable, _, _ = select.select([self._channel, self._wake_read], [], [], self._until_next_kill_s())
+        sources: list[socket.socket | int] = [self._channel, self._wake_read]
+        readable, _, _ = select.select(sources, [], [], self._until_next_kill_s())
         if self._wake_read in readable:
             with suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)

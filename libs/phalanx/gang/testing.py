@@ -27,10 +27,11 @@ def run_gang(
     timeout_s: float = 60.0,
     environ: Mapping[str, str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Run `entry` ("module:function") in every rank of a new gang; what each rank gave to `context.report("result", ...)`.
+    """Run `entry` ("module:function") in every rank of a new gang; what each rank gave to `context.report("result",
+    ...)`.
 
-    A rank that reports several results gets them merged. Raises AssertionError with the first cause and the end of the ranks' logs
-    when the gang fails, and with every rank's stack when it takes longer than `timeout_s`.
+    A rank that reports several results gets them merged. Raises AssertionError with the first cause and the end of the
+    ranks' logs when the gang fails, and with every rank's stack when it takes longer than `timeout_s`.
     """
     results: list[dict[str, Any]] = [{} for _ in range(world_size)]
     with tempfile.TemporaryDirectory(prefix="phalanx-gang-") as folder:

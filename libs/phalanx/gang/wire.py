@@ -1,6 +1,8 @@
-"""How parent, fork server and ranks talk: JSON objects, one a line, over local sockets and pipes, with descriptors beside them.
+"""How parent, fork server and ranks talk: JSON objects, one a line, over local sockets and pipes, with descriptors
+beside them.
 
-A line may be longer than PIPE_BUF: every pipe has one writing process, and `LineBuffer` holds what has come until its newline.
+A line may be longer than PIPE_BUF: every pipe has one writing process, and `LineBuffer` holds what has come until its
+newline.
 """
 
 from __future__ import annotations

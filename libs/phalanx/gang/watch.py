@@ -1,0 +1,142 @@
+"""Which rank hangs: a pure reading of the phases that ranks reported, on the host's monotonic clock.
+
+A rank enters a phase by `report("phase", name=..., step=..., deadline_s=...)` and is late when it has stayed in it
+longer than its own deadline. When one rank stops, all its peers are soon late too: the culprit is the one least far in
+progress and, among those equally far, the one that does not wait inside a collective.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from phalanx.gang.cause import Cause
+from phalanx.gang.order import Event
+
+NUM_TOP_FRAMES = 12
+_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.+)$')
+_TORCH = re.compile(r"(^|/)torch/")
+_COLLECTIVE = re.compile(r"(^|/)torch/distributed/")
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a rank is. num_phases: entered so far. since_s: when it entered this one. deadline_s: for it; None: no
+    limit.
+    """
+
+    rank: int
+    step: int = -1
+    num_phases: int = 0
+    name: str = "start"
+    since_s: float = 0.0
+    deadline_s: float | None = None
+    ended: bool = False
+
+    @property
+    def distance(self) -> tuple[int, int]:
+        return (self.step, self.num_phases)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One line of a stack."""
+
+    file: str
+    line: int
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} in {self.name}"
+
+
+def advance(progress: Progress, event: Event) -> Progress:
+    """The progress of a rank after one of its events. A phase without a step keeps the step before it."""
+    if event.kind in ("exit", "error"):
+        return replace(progress, ended=True)
+    if event.kind != "phase":
+        return progress
+    step, deadline_s = event.fields.get("step"), event.fields.get("deadline_s")
+    return replace(
+        progress,
+        step=progress.step if step is None else int(step),
+        num_phases=progress.num_phases + 1,
+        name=str(event.fields["name"]),
+        since_s=event.time_monotonic_s,
+        deadline_s=None if deadline_s is None else float(deadline_s),
+    )
+
+
+def late_ranks(progress: Mapping[int, Progress], now_s: float) -> tuple[int, ...]:
+    """The living ranks that are past their own deadline at monotonic time `now_s`."""
+    return tuple(
+        rank
+        for rank, at in sorted(progress.items())
+        if not at.ended and at.deadline_s is not None and now_s - at.since_s > at.deadline_s
+    )
+
+
+def main_stack(dump: str) -> tuple[Frame, ...]:
+    """The main thread's frames, innermost first, of the last dump that faulthandler wrote (it lists the main thread
+    last).
+    """
+    frames: list[Frame] = []
+    for line in dump.splitlines():
+        if match := _FRAME.match(line):
+            frames.append(Frame(match["file"], int(match["line"]), match["name"]))
+        elif line.startswith(("Thread ", "Current thread ")):
+            frames = []
+    return tuple(frames)
+
+
+def waits_in_collective(stack: Sequence[Frame]) -> bool:
+    """Whether the innermost frames belong to torch, and one of them to torch.distributed: a user's function on top says
+    no.
+    """
+    for frame in stack:
+        if not _TORCH.search(frame.file):
+            return False
+        if _COLLECTIVE.search(frame.file):
+            return True
+    return False
+
+
+def culprit(progress: Mapping[int, Progress], stacks: Mapping[int, str]) -> int:
+    """The rank that the others wait for, among those that live."""
+    living = [at for _, at in sorted(progress.items()) if not at.ended]
+    least = min(at.distance for at in living)
+    behind = [at.rank for at in living if at.distance == least]
+    free = [rank for rank in behind if rank in stacks and not waits_in_collective(main_stack(stacks[rank]))]
+    mute = [rank for rank in behind if rank not in stacks]
+    return (free or mute or behind)[0]
+
+
+class Watch:
+    """Holds the progress of one gang's ranks. off: no deadline counts (a debugger is at work)."""
+
+    def __init__(self, world_size: int, *, off: bool = False) -> None:
+        self.off = off
+        self._progress = {rank: Progress(rank) for rank in range(world_size)}
+
+    def observe(self, event: Event) -> None:
+        if event.rank is not None:
+            self._progress[event.rank] = advance(self._progress[event.rank], event)
+
+    def late(self, now_s: float) -> tuple[int, ...]:
+        return () if self.off else late_ranks(self._progress, now_s)
+
+    def cause(self, now_s: float, stacks: Mapping[int, str]) -> Cause:
+        """The hang told: who, in which phase, since when, where. now_s: monotonic. stacks: of the living ranks, as
+        `Gang.stacks`.
+        """
+        at = self._progress[culprit(self._progress, stacks)]
+        stack = main_stack(stacks.get(at.rank, ""))[:NUM_TOP_FRAMES]
+        limit = "" if at.deadline_s is None else f" (its deadline: {at.deadline_s:g} s)"
+        return Cause(
+            "hang",
+            at.rank,
+            f"in phase {at.name!r} of step {at.step} for {now_s - at.since_s:.1f} s{limit}",
+            where=str(stack[0]) if stack else "no stack: the rank does not answer",
+            detail="\n".join(map(str, stack)),
+        )
