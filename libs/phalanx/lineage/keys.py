@@ -1,0 +1,111 @@
+"""Every key below a job's root, in one place: numbers are zero-padded to 8 digits, so that keys sort as numbers do."""
+
+from __future__ import annotations
+
+import re
+
+from phalanx.lineage.values import CheckpointRef, RecordsName
+
+JOB = "job.json"
+ATTEMPTS = "attempts/"
+
+_ATTEMPT = re.compile(r"attempts/([0-9]{8})\.json")
+_ENTRY = re.compile(r"journal/a([0-9]{8})/([0-9]{8})\.json")
+_CHECKPOINT = re.compile(r"a([0-9]{8})/s([0-9]{8})/.+")
+_MANIFEST = re.compile(r"a([0-9]{8})/s([0-9]{8})/manifest\.json")
+_RECORDS = re.compile(r"a([0-9]{8})/records/s([0-9]{8})-s([0-9]{8})-r([0-9]{8})\.safetensors")
+
+
+def number(value: int) -> str:
+    """`value` as it stands in keys: 8 digits. Raises ValueError outside 0 .. 99,999,999, where keys would no longer
+    sort.
+    """
+    if not 0 <= value <= 99_999_999:
+        raise ValueError(f"{value} does not fit a key's 8 digits")
+    return f"{value:08d}"
+
+
+def attempt(attempt: int) -> str:
+    """`attempts/<A>.json`: the attempt object, which is also the fence against every older attempt."""
+    return f"{ATTEMPTS}{number(attempt)}.json"
+
+
+def attempt_number(key: str) -> int | None:
+    """The number of the attempt whose object `key` is, or None for any other key."""
+    match = _ATTEMPT.fullmatch(key)
+    return int(match[1]) if match else None
+
+
+def journal(attempt: int) -> str:
+    """Prefix of the journal entries that `attempt` wrote."""
+    return f"journal/a{number(attempt)}/"
+
+
+def journal_entry(attempt: int, entry: int) -> str:
+    """`journal/a<A>/<n>.json`; entries of an attempt count from 1."""
+    return f"{journal(attempt)}{number(entry)}.json"
+
+
+def journal_entry_number(key: str) -> int | None:
+    """The number of the journal entry at `key`, or None for any other key."""
+    match = _ENTRY.fullmatch(key)
+    return int(match[2]) if match else None
+
+
+def records_of(attempt: int) -> str:
+    """Prefix of the step records that `attempt` wrote."""
+    return f"a{number(attempt)}/records/"
+
+
+def records(name: RecordsName) -> str:
+    """`a<A>/records/s<first>-s<last>-r<rank>.safetensors`; both steps are included."""
+    steps = f"s{number(name.first_step)}-s{number(name.last_step)}"
+    return f"{records_of(name.attempt)}{steps}-r{number(name.rank)}.safetensors"
+
+
+def records_name(key: str) -> RecordsName | None:
+    """What the key of a records object says about it, or None for any other key."""
+    match = _RECORDS.fullmatch(key)
+    return RecordsName(*(int(part) for part in (match[1], match[4], match[2], match[3]))) if match else None
+
+
+def checkpoints_of(attempt: int) -> str:
+    """Prefix of everything that belongs to a checkpoint of `attempt`."""
+    return f"a{number(attempt)}/s"
+
+
+def checkpoint(ref: CheckpointRef) -> str:
+    """Prefix of everything that belongs to one checkpoint."""
+    return f"{checkpoints_of(ref.attempt)}{number(ref.step)}/"
+
+
+def checkpoint_of(key: str) -> CheckpointRef | None:
+    """The checkpoint below whose prefix `key` lies, or None."""
+    match = _CHECKPOINT.fullmatch(key)
+    return CheckpointRef(int(match[1]), int(match[2])) if match else None
+
+
+def manifest(ref: CheckpointRef) -> str:
+    """`a<A>/s<step>/manifest.json`: its existence is the checkpoint's existence."""
+    return f"{checkpoint(ref)}manifest.json"
+
+
+def manifest_ref(key: str) -> CheckpointRef | None:
+    """The checkpoint whose manifest `key` is, or None for any other key."""
+    match = _MANIFEST.fullmatch(key)
+    return CheckpointRef(int(match[1]), int(match[2])) if match else None
+
+
+def parts(ref: CheckpointRef) -> str:
+    """Prefix of the part objects of one checkpoint."""
+    return f"{checkpoint(ref)}parts/"
+
+
+def part(ref: CheckpointRef, rank: int) -> str:
+    """`a<A>/s<step>/parts/<rank>.json`: what one rank wrote for the checkpoint."""
+    return f"{parts(ref)}{number(rank)}.json"
+
+
+def tensors(ref: CheckpointRef, group: str, index: int) -> str:
+    """`a<A>/s<step>/objects/<group>-<n>.safetensors`: tensor data of the checkpoint."""
+    return f"{checkpoint(ref)}objects/{group}-{number(index)}.safetensors"

@@ -1,0 +1,343 @@
+"""A job's lineage in storage: every decision is one create-only object, so a kill between any two operations leaves
+nothing half-written.
+
+Nothing is cached: who opens an attempt lists and reads anew. A reply that was lost after the object had been created is
+recognised by the object's bytes. Keys are in `keys`, the live rule in `chain`, the byte forms in `encoding` and
+`records`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, Final
+
+from phalanx.core.digest import xxh3
+from phalanx.core.errors import PhalanxError
+from phalanx.lineage import keys
+from phalanx.lineage.chain import Link, walk
+from phalanx.lineage.encoding import Stored, decode, encode
+from phalanx.lineage.errors import DamagedObject
+from phalanx.lineage.job import require_same_identity
+from phalanx.lineage.journal import journal_digest
+from phalanx.lineage.records import StepRows, WindowRows, decode_records, encode_records
+from phalanx.lineage.values import (
+    Attempt,
+    CheckpointRef,
+    JobRecord,
+    JournalEntry,
+    Manifest,
+    ObjectRef,
+    RecordsName,
+)
+from phalanx.objects import ObjectExists, ObjectMissing, ObjectStore
+
+MAX_MANIFEST_BYTES: Final = 1 << 20
+
+
+def _new_request_id() -> str:
+    return uuid.uuid4().hex
+
+
+class Lineage:
+    """The lineage of the job whose root `store` is (`projects/<p>/jobs/<uid>/`).
+
+    Every method may raise what the store raises; every one that reads raises DamagedObject for an object that is not
+    what its key says. Safe for several threads and processes at once.
+    """
+
+    def __init__(self, store: ObjectStore, new_request_id: Callable[[], str] = _new_request_id) -> None:
+        self._store = store
+        self._new_request_id = new_request_id
+
+    # The job.
+
+    def create_job(
+        self, *, request_id: str, spec: Mapping[str, Any], identity: Mapping[str, Any], identity_digest: str
+    ) -> JobRecord:
+        """Creates the job, or continues the one that is there if its identity is the same; returns what is stored.
+
+        Raises PhalanxError, naming the keys that differ, where a job of another identity has this name.
+        """
+        job = JobRecord(request_id, dict(spec), dict(identity), identity_digest)
+        try:
+            self._store.create(keys.JOB, encode(job))
+        except ObjectExists:
+            stored = self._read(JobRecord, keys.JOB)
+            require_same_identity(stored, job, self._store.url)
+            return stored
+        return job
+
+    def read_job(self) -> JobRecord | None:
+        """The job as it was created, or None where there is none."""
+        try:
+            return decode(JobRecord, keys.JOB, self._store.read(keys.JOB))
+        except ObjectMissing:
+            return None
+
+    # Attempts and the live chain.
+
+    def attempts(self) -> tuple[Attempt, ...]:
+        """All attempts, live or not, by number."""
+        return tuple(self._attempt(number) for number in self._attempt_numbers())
+
+    def newest_attempt(self) -> Attempt | None:
+        """The attempt that is not superseded, or None before the first."""
+        numbers = self._attempt_numbers()
+        return self._attempt(numbers[-1]) if numbers else None
+
+    def chain(self) -> tuple[Link, ...]:
+        """The live chain, oldest first; empty before the first attempt."""
+        return tuple(self._walk())[::-1]
+
+    def checkpoints(self) -> tuple[CheckpointRef, ...]:
+        """The live checkpoints, oldest first."""
+        return tuple(ref for link in self.chain() for ref in self._live_checkpoints(link))
+
+    def open_attempt(
+        self,
+        *,
+        code_digest: str,
+        identity_digest: str,
+        placement: Mapping[str, Any],
+        avoid: Collection[CheckpointRef] = (),
+    ) -> Attempt:
+        """Opens the next attempt: its parent is the newest live checkpoint that is not in `avoid` (None: it starts from
+        the beginning).
+
+        From the moment in which this returns nothing that an older attempt writes can become live. Another opener that
+        takes the number first makes this one read anew. Raises PhalanxError if the parent has another identity,
+        DamagedObject if the parent's manifest is damaged (`.checkpoint` then says what to avoid).
+        """
+        request_id = self._new_request_id()
+        while True:
+            number, parent, link = self._next_parent(avoid)
+            if parent is not None:
+                self._require_identity(parent, identity_digest)
+            entries, journal = self._inherited(parent, link)
+            attempt = Attempt(
+                number,
+                parent,
+                journal,
+                journal_digest(entries),
+                code_digest,
+                identity_digest,
+                dict(placement),
+                request_id,
+            )
+            if self._created(keys.attempt(number), encode(attempt)):
+                return attempt
+
+    # The journal.
+
+    def journal(self, attempt: int) -> tuple[JournalEntry, ...]:
+        """The entries that hold for `attempt`, in their order: its ancestors' (as it named them when it was opened) and
+        its own.
+
+        Raises DamagedObject if the ancestors' entries are not those that it named.
+        """
+        own = self._attempt(attempt)
+        inherited = tuple(entry for ancestor, last in own.journal for entry in self._entries(ancestor, last))
+        if journal_digest(inherited) != own.journal_digest:
+            raise DamagedObject(
+                keys.attempt(attempt), "names another journal of its ancestors than the one that is there"
+            )
+        return inherited + self._entries(attempt)
+
+    def append_journal(
+        self, attempt: int, kind: str, position: int, payload: Mapping[str, Any], *, request_id: str | None = None
+    ) -> JournalEntry:
+        """Appends an entry that holds from window `position` on, and returns it as stored.
+
+        A `request_id` that the attempt's journal already has returns that entry: so a caller may repeat a request whose
+        reply was lost.
+        """
+        request = request_id or self._new_request_id()
+        while True:
+            entries = self._entries(attempt)
+            for entry in entries:
+                if entry.request_id == request:
+                    return entry
+            entry = JournalEntry(attempt, len(entries) + 1, kind, position, dict(payload), request)
+            if self._created(keys.journal_entry(attempt, entry.number), encode(entry)):
+                return entry
+
+    # Step records.
+
+    def put_records(
+        self,
+        attempt: int,
+        rank: int,
+        first_step: int,
+        last_step: int,
+        windows: WindowRows | None,
+        steps: StepRows | None,
+    ) -> ObjectRef:
+        """Stores what `rank` records of the steps first_step .. last_step (both included); the same rows again are
+        recognised.
+
+        Raises ValueError for rows of other steps, DamagedObject if other rows are stored there.
+        """
+        name = RecordsName(attempt, rank, first_step, last_step)
+        none = (WindowRows.concatenate(()), StepRows.concatenate(()))
+        data = encode_records(name, windows or none[0], steps or none[1])
+        self._create_once(keys.records(name), data)
+        return ObjectRef(keys.records(name), len(data), xxh3(data))
+
+    def read_records(self, ref: ObjectRef) -> tuple[WindowRows, StepRows]:
+        """The rows of one records object, verified against size and digest of `ref`."""
+        name = keys.records_name(ref.key)
+        if name is None:
+            raise DamagedObject(ref.key, "is named as step records, but its key is none of theirs")
+        return decode_records(ref.key, name, self.read_verified(ref))
+
+    def live_record_refs(self) -> Iterator[ObjectRef]:
+        """The records objects that the live checkpoints name, oldest checkpoint first."""
+        for ref in self.checkpoints():
+            yield from self.manifest(ref).records
+
+    def live_records(self) -> Iterator[tuple[WindowRows, StepRows]]:
+        """The records of the live chain, one object (a rank's, up to one checkpoint) at a time."""
+        return (self.read_records(ref) for ref in self.live_record_refs())
+
+    def last_recorded_steps(self) -> dict[int, int]:
+        """For each attempt, live or not, the last step of which it stored records (its parent's step if of none)."""
+        last = {}
+        for attempt in self.attempts():
+            names = (keys.records_name(info.key) for info in self._store.list(keys.records_of(attempt.number)))
+            last[attempt.number] = max((name.last_step for name in names if name), default=attempt.start_step)
+        return last
+
+    # Checkpoints.
+
+    def commit(self, manifest: Manifest) -> None:
+        """Makes the checkpoint exist, by one create-only put; the same manifest again is recognised as done.
+
+        Whether it is live is not asked: the chain decides. Raises ValueError for a step that is not after the attempt's
+        parent or a root of 1 MiB or more, DamagedObject if a different manifest is there.
+        """
+        start = self._attempt(manifest.attempt)
+        if start.parent is not None and manifest.step <= start.parent.step:
+            raise ValueError(f"step {manifest.step} is not after the parent of its attempt, {start.parent}")
+        data = encode(manifest)
+        if len(data) >= MAX_MANIFEST_BYTES:
+            raise ValueError(f"manifest root of {len(data)} bytes; expected less than {MAX_MANIFEST_BYTES}")
+        self._create_once(keys.manifest(manifest.ref), data)
+
+    def manifest(self, ref: CheckpointRef) -> Manifest:
+        """The manifest of a checkpoint, read anew and checked."""
+        key = keys.manifest(ref)
+        manifest = self._read(Manifest, key)
+        if manifest.ref != ref:
+            raise DamagedObject(key, f"says that it is {manifest.ref}")
+        return manifest
+
+    def read_verified(self, ref: ObjectRef) -> bytes:
+        """The bytes of any object that a manifest names. Raises DamagedObject unless size and digest are those of
+        `ref`.
+        """
+        data = self._read_bytes(ref.key)
+        if len(data) != ref.num_bytes:
+            raise DamagedObject(ref.key, f"has {len(data)} bytes, not {ref.num_bytes}")
+        if xxh3(data) != ref.digest:
+            raise DamagedObject(ref.key, f"is damaged: its bytes do not have the digest {ref.digest}")
+        return data
+
+    # Below: storage access shared by the above.
+
+    def _read_bytes(self, key: str) -> bytes:
+        try:
+            return self._store.read(key)
+        except ObjectMissing as error:
+            raise DamagedObject(key, "is missing") from error
+
+    def _read(self, kind: type[Stored], key: str) -> Stored:
+        return decode(kind, key, self._read_bytes(key))
+
+    def _created(self, key: str, data: bytes) -> bool:
+        """Creates the object; False if another's is there, True if it is there and ours (a lost reply)."""
+        try:
+            self._store.create(key, data)
+        except ObjectExists:
+            return self._read_bytes(key) == data
+        return True
+
+    def _create_once(self, key: str, data: bytes) -> None:
+        if not self._created(key, data):
+            raise DamagedObject(key, "is there with other content; an attempt writes each object once")
+
+    def _attempt(self, number: int) -> Attempt:
+        attempt = self._read(Attempt, keys.attempt(number))
+        if attempt.number != number:
+            raise DamagedObject(keys.attempt(number), f"says that it is attempt {attempt.number}")
+        return attempt
+
+    def _attempt_numbers(self) -> tuple[int, ...]:
+        return self._numbers(keys.ATTEMPTS, keys.attempt_number)
+
+    def _numbers(self, prefix: str, number_of: Callable[[str], int | None]) -> tuple[int, ...]:
+        """Numbers of the objects below `prefix`, which must be 1, 2, 3, ... as they were created."""
+        numbers: list[int] = []
+        for info in self._store.list(prefix):
+            number = number_of(info.key)
+            if number is None:
+                raise DamagedObject(info.key, f"is foreign: Phalanx writes nothing of that name below {prefix}")
+            if number != len(numbers) + 1:
+                raise DamagedObject(info.key, f"has a gap before it: the one numbered {len(numbers) + 1} is missing")
+            numbers.append(number)
+        return tuple(numbers)
+
+    def _walk(self) -> Iterator[Link]:
+        """The live chain from its tip backwards, reading no further than the caller goes."""
+        numbers = self._attempt_numbers()
+        return walk(self._attempt, numbers[-1]) if numbers else iter(())
+
+    def _live_checkpoints(self, link: Link) -> tuple[CheckpointRef, ...]:
+        listed = self._store.list(keys.checkpoints_of(link.attempt.number))
+        refs = (keys.manifest_ref(info.key) for info in listed)
+        return tuple(ref for ref in refs if ref is not None and link.has_step(ref.step))
+
+    def _next_parent(self, avoid: Collection[CheckpointRef]) -> tuple[int, CheckpointRef | None, Link | None]:
+        """Number of the next attempt, and the newest live checkpoint that is not in `avoid` with its attempt's link."""
+        number = 1
+        for index, link in enumerate(self._walk()):
+            if index == 0:
+                number = link.attempt.number + 1
+            live = [ref for ref in self._live_checkpoints(link) if ref not in avoid]
+            if live:
+                return number, max(live), link
+        return number, None, None
+
+    def _require_identity(self, parent: CheckpointRef, identity_digest: str) -> None:
+        found = self.manifest(parent).identity_digest
+        if found != identity_digest:
+            raise PhalanxError(
+                f"checkpoint {parent} at {self._store.url}",
+                value=found,
+                expected=f"the identity {identity_digest} of this job",
+                remedy="give the job another [job] name to start a new one",
+            )
+
+    def _inherited(
+        self, parent: CheckpointRef | None, link: Link | None
+    ) -> tuple[tuple[JournalEntry, ...], tuple[tuple[int, int], ...]]:
+        """The entries that a child of `parent` inherits, and how many of each ancestor they are."""
+        if parent is None or link is None:
+            return (), ()
+        own = self._entries(parent.attempt, link.last_entry)
+        inherited = tuple(entry for ancestor, last in link.attempt.journal for entry in self._entries(ancestor, last))
+        return inherited + own, (*link.attempt.journal, (parent.attempt, len(own)))
+
+    def _entries(self, attempt: int, last: int | None = None) -> tuple[JournalEntry, ...]:
+        """The first `last` entries that `attempt` wrote, or all that are there."""
+        if last is None:
+            numbers = self._numbers(keys.journal(attempt), keys.journal_entry_number)
+            last = len(numbers)
+        return tuple(self._entry(attempt, number) for number in range(1, last + 1))
+
+    def _entry(self, attempt: int, number: int) -> JournalEntry:
+        key = keys.journal_entry(attempt, number)
+        entry = self._read(JournalEntry, key)
+        if (entry.attempt, entry.number) != (attempt, number):
+            raise DamagedObject(key, f"says that it is entry {entry.number} of attempt {entry.attempt}")
+        return entry
