@@ -1,0 +1,48 @@
+"""Floating-point operations a token, exactly as the matrix products of the decoder have them (a multiply-add counts 2).
+
+Forward: 2 for each weight that a token meets in a matrix product (all active ones but norms and the embedding, which is
+looked up; a tied table still counts as head), and for attention 4 h hd S in each layer: scores and weighted values over
+S keys. Backward is twice the forward (PaLM, arXiv 2204.02311, appendix B: 6 N + 12 L H Q T). Causal attention, counted
+once, meets (S + 1) / 2 keys on average; which of the two a published MFU used differs, so both are given.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.planner.parameters import count_parameters
+from phalanx.planner.shape import ModelShape
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFlops:
+    """Operations for one token. recompute: what a second forward through the layers adds (0 without recompute)."""
+
+    forward: float
+    backward: float
+    recompute: float
+
+    @property
+    def model(self) -> float:
+        """Forward and backward: what MFU counts."""
+        return self.forward + self.backward
+
+    @property
+    def hardware(self) -> float:
+        """With recompute: what HFU counts."""
+        return self.model + self.recompute
+
+
+def token_flops(model: ModelShape, seq_len: int, *, causal: bool, recompute: bool = False) -> TokenFlops:
+    """Operations for one token in windows of `seq_len` (document boundaries, which only lower them, are not counted).
+
+    causal: whether masked scores are left out. recompute: the inside of every layer once more; the head is never
+    recomputed.
+    """
+    counts = count_parameters(model)
+    head = model.vocab_size * model.dim
+    layers = counts.active - counts.embedding - counts.head - counts.norms
+    keys = (seq_len + 1) / 2 if causal else float(seq_len)
+    in_layers = 2.0 * layers + 4.0 * model.n_layers * model.n_heads * model.head_dim * keys
+    forward = in_layers + 2.0 * head
+    return TokenFlops(forward, 2 * forward, in_layers if recompute else 0.0)

@@ -1,0 +1,98 @@
+"""Memory of one rank in bytes: weights, gradients, optimizer state and activations, as Phalanx holds them on FSDP2.
+
+Let P be the rank's parameters after pp, tp and ep, N = dp_shard, b the bytes of a weight in computation (2 for
+bfloat16).
+- masters: fp32, sharded: 4 P / N. Optimizer: AdamW's two fp32 moments: 8 P / N.
+- weights gathered for computation: b P at zero 1 and 2. At zero 3 without a pipeline: two layers (the running one and
+the prefetched
+  one) and the ends of the model, which stay. With a pipeline torch keeps a stage's weights after its first backward: b
+  P again.
+- gradients: 4 P / N once reduced, and before that, whole: at zero 1 with several micro-batches, and always with a
+pipeline, fp32 4 P;
+  else one layer's, in computation type and as the buffer of the reduction.
+So zero 1 takes 6 + 16 / N bytes a parameter in bfloat16 at its peak (measured with torch 2.13: gradients not yet
+synchronised are whole and fp32), not ZeRO's printed 4 + 12 / N (arXiv 1910.02054, section 5).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from phalanx.planner.activations import activation_bytes
+from phalanx.planner.parameters import RankParameters, rank_parameters
+from phalanx.planner.shape import ModelShape, RunShape
+from phalanx.planner.stages import PipelinePosition, num_micro_batches, positions
+from phalanx.spec.layout import Layout
+
+MASTER_BYTES, MOMENT_BYTES = 4, 8
+# Device context, communication buffers and the allocator's rounding: a round figure, not a measurement.
+RUNTIME_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class RankMemory:
+    """Peak bytes of one rank, by what they are for."""
+
+    position: PipelinePosition
+    parameters: int
+    masters_bytes: int
+    weights_bytes: int
+    gradients_bytes: int
+    optimizer_bytes: int
+    activations_bytes: int
+    runtime_bytes: int = RUNTIME_BYTES
+
+    @property
+    def state_bytes(self) -> int:
+        """What stays through a run: masters and optimizer state."""
+        return self.masters_bytes + self.optimizer_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """All of it at once."""
+        moving = self.weights_bytes + self.gradients_bytes + self.activations_bytes
+        return self.state_bytes + moving + self.runtime_bytes
+
+
+def rank_memory(model: ModelShape, layout: Layout, run: RunShape) -> tuple[RankMemory, ...]:
+    """The memory of a rank at each pipeline position; all ranks of one position are alike up to rounding."""
+    return tuple(_at(model, layout, run, position) for position in positions(model, layout, run))
+
+
+def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition) -> RankMemory:
+    held = rank_parameters(model, layout, position.num_layers, is_first=position.is_first, is_last=position.is_last)
+    shard = _sharded(held, layout)
+    return RankMemory(
+        position=position,
+        parameters=held.total,
+        masters_bytes=MASTER_BYTES * shard,
+        weights_bytes=_gathered_weights(held, layout, run),
+        gradients_bytes=4 * shard + _whole_gradients(held, layout, run),
+        optimizer_bytes=MOMENT_BYTES * shard,
+        activations_bytes=activation_bytes(model, layout, run, position),
+    )
+
+
+def _sharded(held: RankParameters, layout: Layout) -> int:
+    """Parameters of one rank's shard, rounded up: experts are cut over what ep leaves of dp_shard x cp."""
+    expert_shards = max(layout.dp_shard * layout.cp // layout.ep, 1) if layout.ep > 1 else layout.dp_shard
+    return -(-held.dense // layout.dp_shard) + -(-held.experts // expert_shards)
+
+
+def _gathered_weights(held: RankParameters, layout: Layout, run: RunShape) -> int:
+    if run.zero < 3 or layout.pp > 1:
+        return run.param_bytes * held.total
+    block = held.largest_block + held.largest_experts
+    return run.param_bytes * min(held.total, 2 * block + _ends(held))
+
+
+def _ends(held: RankParameters) -> int:
+    """Embedding, final norm and head: what is in no layer and stays gathered."""
+    num_layers = held.experts // held.largest_experts if held.largest_experts else held.dense // held.largest_block
+    return held.dense - num_layers * held.largest_block
+
+
+def _whole_gradients(held: RankParameters, layout: Layout, run: RunShape) -> int:
+    if layout.pp > 1 or (run.zero == 1 and num_micro_batches(layout, run) > 1):
+        return 4 * held.total
+    return (run.param_bytes + run.reduce_bytes) * max(held.largest_block + held.largest_experts, _ends(held))

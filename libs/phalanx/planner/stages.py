@@ -1,0 +1,80 @@
+"""Which layers a pipeline rank holds, and how many micro-batches are in flight on it at once."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from phalanx.planner.shape import ModelShape, RunShape
+from phalanx.spec.layout import Layout
+
+V_SCHEDULES = ("zbv", "dualpipev")
+_MULTIPLE_OF_PP = {"1f1b": 1, "interleaved_1f1b": 1, "interleaved_zero_bubble": 1, "dualpipev": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class PipelinePosition:
+    """What one pipeline rank holds: its stages, the layers of each, and whether the model's ends are among them."""
+
+    pp_rank: int
+    stages: tuple[int, ...]
+    layers_by_stage: tuple[int, ...]
+    is_first: bool
+    is_last: bool
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of all its stages."""
+        return sum(self.layers_by_stage)
+
+
+def split_layers(n_layers: int, num_stages: int) -> tuple[int, ...]:
+    """Layers of each stage: as even as can be, a layer more for the inner stages first, as the outer ones carry
+    embedding and head."""
+    base, extra = divmod(n_layers, num_stages)
+    first_longer = (num_stages - extra) // 2
+    return tuple(base + (first_longer <= stage < first_longer + extra) for stage in range(num_stages))
+
+
+def positions(model: ModelShape, layout: Layout, run: RunShape) -> tuple[PipelinePosition, ...]:
+    """Every pipeline rank's part. V schedules put stages r and 2 pp - 1 - r on rank r, the others r, r + pp, ..."""
+    num_stages = layout.pp * (run.stages_per_rank if layout.pp > 1 else 1)
+    layers = split_layers(model.n_layers, num_stages)
+    placed = []
+    for rank in range(layout.pp):
+        is_v = run.schedule in V_SCHEDULES and layout.pp > 1
+        stages = (rank, num_stages - 1 - rank) if is_v else tuple(range(rank, num_stages, layout.pp))
+        placed.append(
+            PipelinePosition(
+                rank, stages, tuple(layers[stage] for stage in stages), 0 in stages, num_stages - 1 in stages
+            )
+        )
+    return tuple(placed)
+
+
+def num_micro_batches(layout: Layout, run: RunShape) -> int:
+    """Micro-batches of one step: ceil(global / (dp x local)), with a pipeline rounded up to what the schedule
+    admits."""
+    slots = math.ceil(run.global_batch_size / (layout.dp * run.local_batch_size))
+    multiple = layout.pp * _MULTIPLE_OF_PP.get(run.schedule, 0) if layout.pp > 1 else 1
+    return math.ceil(slots / max(multiple, 1)) * max(multiple, 1)
+
+
+def stage_passes_in_flight(layout: Layout, run: RunShape, pp_rank: int) -> int:
+    """Most (micro-batch, stage) pairs whose activations a pipeline rank holds at once.
+
+    GPipe holds all. 1F1B: pp - r (Narayanan et al. 2021, section 2.2.1). Interleaved with v stages: the warm-up of the
+    same paper, 2 (pp - r - 1) + (v - 1) pp, and one more. ZB-V holds pp micro-batches' worth, DualPipeV pp + 1, each of
+    two stages (Qi et al. 2024, arXiv 2405.15362, table 1; DualPipe README).
+    """
+    micro_batches, pp, per_rank = num_micro_batches(layout, run), layout.pp, run.stages_per_rank
+    if pp == 1:
+        return 1
+    everything = micro_batches * per_rank
+    if run.schedule == "gpipe":
+        return everything
+    if run.schedule == "1f1b":
+        return min(everything, pp - pp_rank)
+    if run.schedule in V_SCHEDULES:
+        return min(everything, 2 * (pp + (run.schedule == "dualpipev")))
+    return min(everything, 2 * (pp - pp_rank - 1) + (per_rank - 1) * pp + 1)

@@ -1,0 +1,294 @@
+"""Rules over several keys: what the types of single keys cannot say. Pure; values only, no file, class or network is
+looked at."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from phalanx.core.errors import PhalanxError
+from phalanx.spec.layout import Layout
+from phalanx.spec.model import ModelArgs
+from phalanx.spec.parallel import AXES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Parallel
+
+if TYPE_CHECKING:
+    from phalanx.spec.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A broken rule. keys: every key that takes part, the one to change first; value: what that key holds."""
+
+    keys: tuple[str, ...]
+    value: object
+    expected: str
+    remedy: str
+
+    @property
+    def problem(self) -> PhalanxError:
+        """The finding as the one line that a user reads."""
+        return PhalanxError(self.keys[0], value=self.value, expected=self.expected, remedy=self.remedy)
+
+
+def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
+    """Every broken rule. Without a world size, rules that need the size of an axis that is -1 are left for
+    `job.layout`."""
+    findings = [*_axes(job.parallel, world_size), *_training(job)]
+    layout = (
+        None
+        if findings and any("parallel.pp" in finding.keys for finding in findings)
+        else resolve_axes(job.parallel, world_size)
+    )
+    if isinstance(job.model.args, ModelArgs):
+        findings += _shape(job.model.args)
+        findings += _divisions(job.model.args, job.training.seq_len, job.parallel, layout)
+    findings += _windows(job, layout)
+    findings += _pipeline(job, layout)
+    return findings
+
+
+def resolve_axes(parallel: Parallel, world_size: int | None) -> Layout | None:
+    """The layout with -1 replaced by the ranks that are left; None while that is unknown or does not come out even."""
+    sizes = {axis: getattr(parallel, axis) for axis in AXES}
+    given = math.prod(size for size in sizes.values() if size > 0)
+    open_axes = [axis for axis, size in sizes.items() if size == -1]
+    if len(open_axes) > 1 or min(sizes.values()) == 0:
+        return None
+    if open_axes:
+        if world_size is None or world_size % given:
+            return None
+        sizes[open_axes[0]] = world_size // given
+    return Layout(**sizes, ep=parallel.ep)
+
+
+def _axes(parallel: Parallel, world_size: int | None) -> Iterator[Finding]:
+    sizes = {axis: getattr(parallel, axis) for axis in AXES}
+    keys = tuple(f"parallel.{axis}" for axis in AXES)
+    for axis, size in sizes.items():
+        if size == 0:
+            yield Finding(
+                (f"parallel.{axis}", *keys),
+                size,
+                "a size of at least 1, or -1 for the rest",
+                "use 1 to switch the axis off",
+            )
+    open_axes = [axis for axis, size in sizes.items() if size == -1]
+    if len(open_axes) > 1:
+        first = f"parallel.{open_axes[1]}"
+        yield Finding(
+            (first, *keys), -1, "at most one axis with -1 (the rest)", f"give {' or '.join(open_axes)} a size"
+        )
+    if world_size is None or len(open_axes) > 1 or 0 in sizes.values():
+        return
+    given = math.prod(size for size in sizes.values() if size > 0)
+    shown = " x ".join(f"{axis} {size}" for axis, size in sizes.items() if size != 1)
+    if open_axes and world_size % given:
+        yield Finding(
+            ("parallel", *keys),
+            shown,
+            f"sizes whose product divides the {world_size} ranks (the given ones multiply to {given})",
+            "change a size, or the number of ranks (cluster.nproc x cluster.nodes)",
+        )
+    if not open_axes and given != world_size:
+        yield Finding(
+            ("parallel", *keys),
+            shown or "1",
+            f"sizes that multiply to the {world_size} ranks, not to {given}",
+            "change a size, set one to -1 (the rest), or change the number of ranks (cluster.nproc x cluster.nodes)",
+        )
+
+
+def _shape(args: ModelArgs) -> Iterator[Finding]:
+    name = "model.args."
+    if args.dim % args.n_heads:
+        yield Finding(
+            (f"{name}dim", f"{name}n_heads"),
+            args.dim,
+            f"a multiple of n_heads = {args.n_heads}",
+            "change dim or n_heads",
+        )
+    elif args.head_dim % 2:
+        yield Finding(
+            (f"{name}dim", f"{name}n_heads"),
+            args.dim,
+            f"an even width of each head, not {args.head_dim} (rotary positions turn pairs)",
+            "change dim or n_heads",
+        )
+    if args.n_heads % args.n_kv_heads:
+        yield Finding(
+            (f"{name}n_kv_heads", f"{name}n_heads"),
+            args.n_kv_heads,
+            f"a divisor of n_heads = {args.n_heads}",
+            "each key and value head serves the same number of query heads",
+        )
+    if args.moe is None and not args.ffn_dim:
+        yield Finding((f"{name}ffn_dim",), 0, "a positive width", "set it, choose a preset, or add [model.args.moe]")
+    if args.moe is not None and args.ffn_dim:
+        yield Finding(
+            (f"{name}ffn_dim",),
+            args.ffn_dim,
+            "none beside [model.args.moe], where every layer's feed-forward is experts",
+            "remove it, or the moe table; the width of an expert is model.args.moe.expert_ffn_dim",
+        )
+    if args.moe is not None and args.moe.top_k > args.moe.num_experts:
+        yield Finding(
+            (f"{name}moe.top_k", f"{name}moe.num_experts"),
+            args.moe.top_k,
+            f"at most num_experts = {args.moe.num_experts}",
+            "lower top_k or add experts",
+        )
+
+
+def _divisions(args: ModelArgs, seq_len: int, parallel: Parallel, layout: Layout | None) -> Iterator[Finding]:
+    """What tensor, expert and pipeline parallelism must divide. Sizes that are still open (-1) are passed over."""
+    tp = layout.tp if layout else max(parallel.tp, 1)
+    split = {"n_heads": args.n_heads, "ffn_dim": args.ffn_dim, "vocab_size": args.vocab_size}
+    if args.n_kv_heads >= tp:
+        split["n_kv_heads"] = args.n_kv_heads
+    else:
+        yield Finding(
+            ("parallel.tp", "model.args.n_kv_heads"),
+            tp,
+            f"at most n_kv_heads = {args.n_kv_heads}, because key and value heads are not copied",
+            "lower parallel.tp",
+        )
+    if args.moe is not None:
+        split["moe.expert_ffn_dim"] = args.moe.expert_ffn_dim
+    for name, size in split.items():
+        if size % tp:
+            yield Finding(
+                ("parallel.tp", f"model.args.{name}"),
+                tp,
+                f"a divisor of model.args.{name} = {size}",
+                f"change parallel.tp or {name}",
+            )
+    yield from _experts(args, parallel, layout)
+
+
+def _experts(args: ModelArgs, parallel: Parallel, layout: Layout | None) -> Iterator[Finding]:
+    ep = parallel.ep
+    if args.moe is None:
+        if ep > 1:
+            yield Finding(
+                ("parallel.ep", "model.args.moe"),
+                ep,
+                "1 for a model without experts",
+                "remove it, or add [model.args.moe]",
+            )
+        return
+    if args.moe.num_experts % ep:
+        yield Finding(
+            ("parallel.ep", "model.args.moe.num_experts"),
+            ep,
+            f"a divisor of num_experts = {args.moe.num_experts}",
+            "change parallel.ep",
+        )
+    if layout is not None and (layout.dp_shard * layout.cp) % ep:
+        yield Finding(
+            ("parallel.ep", "parallel.dp_shard", "parallel.cp"),
+            ep,
+            f"a divisor of dp_shard x cp = {layout.dp_shard * layout.cp}, over which experts are spread",
+            "change ep or dp_shard",
+        )
+
+
+def _windows(job: Job, layout: Layout | None) -> Iterator[Finding]:
+    parallel = job.parallel
+    tp, cp = (layout.tp, layout.cp) if layout else (max(parallel.tp, 1), max(parallel.cp, 1))
+    if job.training.seq_len % (tp * cp):
+        yield Finding(
+            ("training.seq_len", "parallel.tp", "parallel.cp"),
+            job.training.seq_len,
+            f"a multiple of tp x cp = {tp * cp}, because each rank holds an equal part of every window",
+            f"use {math.ceil(job.training.seq_len / (tp * cp)) * tp * cp}, or lower tp or cp",
+        )
+
+
+def _pipeline(job: Job, layout: Layout | None) -> Iterator[Finding]:
+    parallel = job.parallel
+    pp = layout.pp if layout else parallel.pp
+    if pp <= 1:
+        return
+    args, per_rank, schedule = job.model.args, parallel.stages_per_rank, parallel.schedule
+    if isinstance(args, ModelArgs):
+        if pp * per_rank > args.n_layers:
+            yield Finding(
+                ("parallel.pp", "parallel.stages_per_rank", "model.args.n_layers"),
+                pp,
+                f"at most {args.n_layers} stages, one layer each (pp x stages_per_rank is {pp * per_rank})",
+                "lower pp or stages_per_rank",
+            )
+        if args.tie_embeddings:
+            yield Finding(
+                ("parallel.pp", "model.args.tie_embeddings"),
+                pp,
+                "1 with tied embeddings, whose two uses would lie on different stages",
+                "set pp = 1, or model.args.tie_embeddings = false (that is another model)",
+            )
+    yield from _schedule(schedule, per_rank)
+    if parallel.zero == 2:
+        yield Finding(
+            ("parallel.zero", "parallel.pp"),
+            2,
+            "1 or 3 with pp > 1, where gradients stay whole until the end of a step anyway",
+            "set zero = 1 (fastest) or 3 (least memory)",
+        )
+    if parallel.zero == 3 and schedule in ZERO_BUBBLE_SCHEDULES:
+        yield Finding(
+            ("parallel.zero", "parallel.schedule", "parallel.pp"),
+            3,
+            f"1 with the schedule {schedule}: where weights are resharded after forward, "
+            "torch 2.13 silently computes wrong gradients there",
+            "set zero = 1, or choose interleaved_1f1b",
+        )
+
+
+def _schedule(schedule: str, stages_per_rank: int) -> Iterator[Finding]:
+    keys = ("parallel.stages_per_rank", "parallel.schedule", "parallel.pp")
+    if schedule in ("gpipe", "1f1b") and stages_per_rank != 1:
+        yield Finding(keys, stages_per_rank, f"1 with the schedule {schedule}", "remove it, or choose interleaved_1f1b")
+    if schedule in V_SCHEDULES and stages_per_rank != 2:
+        yield Finding(keys, stages_per_rank, f"exactly 2 with the schedule {schedule}", "remove it (2 is its default)")
+    if schedule.startswith("interleaved") and stages_per_rank < 2:
+        yield Finding(
+            keys,
+            stages_per_rank,
+            f"at least 2 with the schedule {schedule}",
+            "remove it (2 is the default), or choose 1f1b",
+        )
+
+
+def _training(job: Job) -> Iterator[Finding]:
+    data, schedule, training = job.data, job.lr_scheduler, job.training
+    same_url = data.held_out is not None and data.held_out.rstrip("/") == data.train.rstrip("/")
+    if same_url or (data.held_out_digest is not None and data.held_out_digest == data.train_digest):
+        key, value = ("data.held_out", data.held_out) if same_url else ("data.held_out_digest", data.held_out_digest)
+        yield Finding(
+            (key, "data.train"),
+            value,
+            "another split than data.train",
+            "name the held-out split that `phalanx data prepare` wrote beside it",
+        )
+    if job.validation.freq and data.held_out is None:
+        yield Finding(
+            ("validation.freq", "data.held_out"),
+            job.validation.freq,
+            "0 without a held-out split",
+            "set data.held_out, or validation.freq = 0",
+        )
+    if schedule.warmup_steps > schedule.total_steps:
+        yield Finding(
+            ("lr_scheduler.warmup_steps", "lr_scheduler.total_steps", "training.steps"),
+            schedule.warmup_steps,
+            f"at most lr_scheduler.total_steps = {schedule.total_steps}",
+            "shorten the warm-up or lengthen the schedule",
+        )
+    if schedule.decay_type != "none" and schedule.min_lr_factor == 0 and schedule.total_steps < training.steps:
+        yield Finding(
+            ("lr_scheduler.total_steps", "training.steps"),
+            schedule.total_steps,
+            f"at least training.steps = {training.steps}, because the learning rate is 0 from there on",
+            "raise it, or set min_lr_factor above 0",
+        )

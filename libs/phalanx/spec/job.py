@@ -1,0 +1,128 @@
+"""The job file as one frozen value: all sections, the layout for a world size, and the digests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from phalanx.core.digest import digest_of
+from phalanx.core.errors import PhalanxError, Problems
+from phalanx.spec.checks import findings_of, resolve_axes
+from phalanx.spec.keys import Mark, Section, child_section, mark_of
+from phalanx.spec.layout import Layout
+from phalanx.spec.model import Model
+from phalanx.spec.operation import Checkpoint, Deadlines, JobSection, Metrics, Recovery, Storage, Validation
+from phalanx.spec.parallel import ActivationCheckpoint, Cluster, Compile, Parallel
+from phalanx.spec.training import Data, LrScheduler, Optimizer, Training
+from pydantic import model_validator
+
+IDENTITY_FORMAT = 1
+
+
+class Job(Section):
+    """One job file, checked and resolved (presets merged, defaults filled in)."""
+
+    job: JobSection
+    model: Model
+    data: Data
+    training: Training
+    optimizer: Optimizer
+    lr_scheduler: LrScheduler
+    parallel: Parallel
+    activation_checkpoint: ActivationCheckpoint
+    compile: Compile
+    checkpoint: Checkpoint
+    validation: Validation
+    metrics: Metrics
+    deadlines: Deadlines
+    recovery: Recovery
+    cluster: Cluster
+    storage: dict[str, Storage]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in(cls, value: Any) -> Any:
+        """Absent tables count as empty, so that what misses inside is named key by key; the schedule ends with the run
+        by default."""
+        if not isinstance(value, dict):
+            return value
+        filled = {**{section: {} for section in cls.model_fields}, **value}
+        scheduler, training = filled["lr_scheduler"], filled["training"]
+        if isinstance(scheduler, dict) and isinstance(training, dict) and "steps" in training:
+            filled["lr_scheduler"] = {"total_steps": training["steps"], **scheduler}
+        return filled
+
+    def layout(self, world_size: int) -> Layout:
+        """The mesh of `world_size` ranks. Raises Problems with all that does not fit that world."""
+        problems = [finding.problem for finding in findings_of(self, world_size)]
+        if problems:
+            raise Problems("layout", problems)
+        layout = resolve_axes(self.parallel, world_size)
+        assert layout is not None
+        return layout
+
+    def storage_settings(self, url: str) -> Storage:
+        """The `[storage.NAME]` that serves `url`: its bucket's, else `default`, else all defaults."""
+        bucket = url.partition("://")[2].partition("/")[0]
+        return self.storage.get(bucket) or self.storage.get("default") or Storage()
+
+    def identity(self) -> dict[str, Any]:
+        """What makes this training run this one: identity keys and the first value of journaled ones, by section.
+
+        `data.train_digest` is left out (`identity_digest` takes the digest that was found), and so are keys of the
+        learning-rate schedule that have no effect. A key added to a later version of Phalanx must be left out while it
+        has the value that means what was before.
+        """
+        chosen = select(self, (Mark.IDENTITY, Mark.JOURNALED))
+        del chosen["data"]["train_digest"]
+        if self.lr_scheduler.decay_type == "none":
+            del chosen["lr_scheduler"]["total_steps"], chosen["lr_scheduler"]["min_lr_factor"]
+        return chosen
+
+    def identity_digest(self, data_digests: Mapping[str, str]) -> str:
+        """`sha256:` over the identity and the digests of the training data by split (`{"train": "sha256:..."}`).
+
+        Raises PhalanxError when `data.train_digest` names another digest than the one found.
+        """
+        wanted, found = self.data.train_digest, data_digests.get("train")
+        if wanted is not None and wanted != found:
+            raise PhalanxError(
+                "data.train_digest",
+                value=wanted,
+                expected=f"the digest of the split at {self.data.train}, {found}",
+                remedy="correct the URL, or the digest if the data was meant to change (that is another run)",
+            )
+        return digest_of({"format": IDENTITY_FORMAT, "keys": self.identity(), "data": dict(data_digests)})
+
+    def placement(self, world_size: int) -> dict[str, Any]:
+        """Where this start runs: placement keys by section with every axis resolved, and the world size."""
+        layout = self.layout(world_size)
+        chosen = select(self, (Mark.PLACEMENT,))
+        axes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
+        return {**chosen, "parallel": {**chosen["parallel"], **axes}, "world_size": world_size}
+
+
+def plain(value: Any) -> Any:
+    """Sections and mappings as plain dicts with the keys that a user writes."""
+    if isinstance(value, Section):
+        fields = type(value).model_fields.items()
+        return {field.alias or attribute: plain(getattr(value, attribute)) for attribute, field in fields}
+    return {name: plain(item) for name, item in value.items()} if isinstance(value, Mapping) else value
+
+
+def select(section: Section, marks: tuple[Mark, ...]) -> dict[str, Any]:
+    """The keys of `section` and below that carry one of `marks`, as plain nested dicts without empty tables."""
+    chosen: dict[str, Any] = {}
+    for attribute, field in type(section).model_fields.items():
+        value, name = getattr(section, attribute), field.alias or attribute
+        child = child_section(field)
+        if child is None:
+            if mark_of(field) in marks:
+                chosen[name] = value
+        elif isinstance(value, Section):
+            below = select(value, marks)
+            if below:
+                chosen[name] = below
+        elif attribute == "args" and Mark.IDENTITY in marks:
+            chosen[name] = plain(value)
+    return chosen

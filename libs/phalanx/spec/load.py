@@ -1,0 +1,151 @@
+"""From raw tables to a checked job; every mistake is found in one go and told in one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from phalanx.core.errors import PhalanxError, Problems
+from phalanx.spec.checks import findings_of
+from phalanx.spec.foreign import NO_EQUIVALENT
+from phalanx.spec.job import Job
+from phalanx.spec.names import UnknownKey, all_keys, unknown_key
+from phalanx.spec.presets import PRESETS
+from phalanx.spec.source import apply_overrides, read_toml
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+
+def load_job(path: str | Path, overrides: Sequence[str] = (), world_size: int | None = None) -> Job:
+    """Reads, overrides and checks a job file; with `world_size` also what depends on it. Raises PhalanxError or
+    Problems."""
+    return parse_job(apply_overrides(read_toml(path), overrides), world_size, where=str(path))
+
+
+def parse_job(raw: Mapping[str, Any], world_size: int | None = None, where: str = "job file") -> Job:
+    """A checked job out of raw tables. Raises Problems with every mistake: unknown keys, wrong values, broken rules."""
+    tables = deepcopy(dict(raw))
+    try:
+        job = Job.model_validate(tables)
+    except ValidationError as error:
+        problems = _explain(tables, error.errors(include_url=False), world_size)
+        raise Problems(where, problems) from None
+    broken = [finding.problem for finding in findings_of(job, world_size)]
+    if broken:
+        raise Problems(where, broken)
+    return job
+
+
+def _explain(tables: dict[str, Any], errors: list[ErrorDetails], world_size: int | None) -> list[PhalanxError]:
+    """The problems behind `errors`, and those that show once the wrong keys are out of the way and misspelt ones in
+    their place."""
+    unknown = [found for error in errors if error["type"] == "extra_forbidden" for found in _unknown(error)]
+    meant = {found.meant for found in unknown}
+    problems = [found.problem for found in unknown]
+    suspects = set(meant)
+    for error in errors:
+        name = _dotted(error)
+        if error["type"] == "extra_forbidden":
+            _take(tables, error["loc"])
+        elif error["type"] != "missing" or name not in meant:
+            problems.append(_problem(error, name))
+            _take(tables, error["loc"])
+            suspects.add(name)
+    for found in unknown:
+        _put(tables, found)
+    try:
+        job = Job.model_validate(tables)
+    except ValidationError:
+        return problems
+    broken = [finding.problem for finding in findings_of(job, world_size) if not suspects.intersection(finding.keys)]
+    return problems + broken
+
+
+def _dotted(error: ErrorDetails) -> str:
+    return ".".join(str(part) for part in error["loc"])
+
+
+def _unknown(error: ErrorDetails) -> Iterator[UnknownKey]:
+    """One answer a key, also for each key inside an unknown table."""
+    for name, value in _leaves(_dotted(error), error["input"]):
+        yield unknown_key(name, value)
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value and name.lower() not in NO_EQUIVALENT:
+        for part, below in value.items():
+            yield from _leaves(f"{name}.{part}", below)
+    else:
+        yield name, None if isinstance(value, dict) else value
+
+
+def _take(tables: dict[str, Any], path: tuple[int | str, ...]) -> None:
+    table: Any = tables
+    for part in path[:-1]:
+        table = table.get(part) if isinstance(table, dict) else None
+    if isinstance(table, dict):
+        table.pop(path[-1], None)
+
+
+def _put(tables: dict[str, Any], found: UnknownKey) -> None:
+    """Puts a misspelt key's value where it was meant to stand, unless something stands there."""
+    if found.meant is None or "NAME" in found.meant:
+        return
+    *sections, leaf = found.meant.split(".")
+    table: Any = tables
+    for part in sections:
+        table = table.setdefault(part, {}) if isinstance(table, dict) else None
+    if isinstance(table, dict):
+        table.setdefault(leaf, found.value)
+
+
+_KINDS = {
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "bool_type": "true or false",
+    "string_type": "text in quotes",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "dict_type": "a table",
+}
+_BOUNDS = {
+    "greater_than": "above",
+    "greater_than_equal": "at least",
+    "less_than": "below",
+    "less_than_equal": "at most",
+}
+_PATTERNS = {
+    "model.class": "package.module:Class",
+    "job.name": "lower-case letters, digits, `-`, `_` and `.`, at most 63",
+    "job.project": "lower-case letters, digits, `-`, `_` and `.`, at most 63",
+    "data.train_digest": "sha256: and 64 hexadecimal digits",
+    "data.held_out_digest": "sha256: and 64 hexadecimal digits",
+}
+_URL_FORM = "a URL: file:///absolute/folder, s3://bucket/folder or memory://name"
+
+
+def _problem(error: ErrorDetails, name: str) -> PhalanxError:
+    """One line for a value that its own key refuses."""
+    about = next((key.description for key in all_keys() if key.name == name), "")
+    context, kind, value = error.get("ctx", {}), error["type"], error["input"]
+    if kind == "missing":
+        section = name.rpartition(".")[0]
+        preset = f", or choose a preset ({', '.join(PRESETS)})" if section == "model.args" else ""
+        return PhalanxError(name, expected="a value, and has none", remedy=f"set it in [{section}]{preset}: {about}")
+    if kind == "phalanx":
+        return PhalanxError(name, value=value, expected=context["expected"], remedy=context["remedy"])
+    if kind == "string_pattern_mismatch":
+        expected = _PATTERNS.get(name, "a URL: https://host:port" if name.endswith(".endpoint") else _URL_FORM)
+    elif kind == "literal_error":
+        expected = str(context["expected"])
+    elif kind in _BOUNDS:
+        expected = f"a number {_BOUNDS[kind]} {next(iter(context.values())):g}"
+    else:
+        expected = _KINDS.get(kind, error["msg"])
+    return PhalanxError(
+        name, value=value, expected=expected, remedy=f"change it: {about}" if about else f"write it as [{name}]"
+    )

@@ -1,0 +1,79 @@
+"""How a run is named, kept, watched and kept alive: all keys here are free, they change nothing that is learnt."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from phalanx.spec.keys import Mark, Section, key
+
+_NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
+_URL = r"^(file:///|s3://[^/]+|memory://)"
+
+
+class JobSection(Section):
+    """What the job is called and where everything about it is kept."""
+
+    name: str = key(Mark.FREE, "Name of the job; running it again continues it.", pattern=_NAME)
+    project: str = key(Mark.FREE, "Project that the job belongs to.", "default", pattern=_NAME)
+    storage: str = key(Mark.FREE, "URL of the store for attempts, records and checkpoints.", pattern=_URL)
+
+
+class Checkpoint(Section):
+    """When checkpoints are taken and how many stay."""
+
+    interval: int = key(Mark.FREE, "Steps between checkpoints.", 500, unit="steps", gt=0)
+    keep_latest_k: int = key(Mark.FREE, "Newest checkpoints that stay; 0 keeps all.", 0, unit="checkpoints", ge=0)
+    when_busy: Literal["wait", "skip"] = key(
+        Mark.FREE,
+        "What happens when the last save still runs: training waits for it, or this save is left out.",
+        "wait",
+    )
+
+
+class Validation(Section):
+    """Evaluation on the held-out split."""
+
+    freq: int = key(Mark.FREE, "Steps between evaluations; 0 never evaluates.", 0, unit="steps", ge=0)
+    windows: int = key(Mark.FREE, "Windows of one evaluation, always the same ones.", 64, unit="windows", gt=0)
+
+
+class Metrics(Section):
+    """Where the numbers go besides the records in storage."""
+
+    log_freq: int = key(Mark.FREE, "Steps between lines of progress.", 1, unit="steps", gt=0)
+    enable_tensorboard: bool = key(Mark.FREE, "Whether TensorBoard files are written.", False)
+    enable_wandb: bool = key(Mark.FREE, "Whether Weights & Biases is written to.", False)
+    folder: str = key(Mark.FREE, "Local folder for the files of both.", "metrics", min_length=1)
+
+
+class Deadlines(Section):
+    """How long each stage of a rank may take before the gang is taken for hung."""
+
+    init_s: float = key(Mark.FREE, "Start of the ranks until all have met.", 120.0, unit="seconds", gt=0)
+    restore_s: float = key(Mark.FREE, "Reading a checkpoint.", 600.0, unit="seconds", gt=0)
+    first_step_s: float = key(Mark.FREE, "First step, with compilation.", 300.0, unit="seconds", gt=0)
+    step_s: float = key(Mark.FREE, "Every later step.", 120.0, unit="seconds", gt=0)
+    save_s: float = key(Mark.FREE, "Writing a checkpoint.", 600.0, unit="seconds", gt=0)
+    evaluation_s: float = key(Mark.FREE, "One evaluation.", 600.0, unit="seconds", gt=0)
+    stop_grace_s: float = key(Mark.FREE, "From the request to stop until ranks are killed.", 60.0, unit="seconds", gt=0)
+
+
+class Recovery(Section):
+    """When a failing run gives up."""
+
+    max_attempts_without_progress: int = key(
+        Mark.FREE, "Attempts in a row without a new checkpoint after which the job fails.", 3, unit="attempts", gt=0
+    )
+
+
+class Storage(Section):
+    """How one bucket is reached: NAME is the bucket of the URL, `default` serves every other. Credentials come from the
+    AWS variables."""
+
+    endpoint: str | None = key(Mark.FREE, "URL of an S3 server other than AWS.", None, pattern=r"^https?://")
+    region: str | None = key(Mark.FREE, "Region of the bucket.", None)
+    addressing: Literal["path", "virtual"] = key(
+        Mark.FREE, "Whether the bucket stands in the path or in the host name.", "path"
+    )
+    ca_bundle: str | None = key(Mark.FREE, "File of certificates to trust besides the system's.", None)
+    profile: str | None = key(Mark.FREE, "Profile of the AWS configuration files to take credentials from.", None)

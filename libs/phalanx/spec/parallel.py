@@ -1,0 +1,83 @@
+"""Where and how wide a run is laid out: `[parallel]`, `[cluster]`; and what trades memory for time without changing the
+numbers."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from phalanx.spec.keys import Mark, Section, key
+from pydantic import model_validator
+
+Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"]
+MULTI_STAGE_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev")
+ZERO_BUBBLE_SCHEDULES = ("interleaved_zero_bubble", "zbv", "dualpipev")
+V_SCHEDULES = ("zbv", "dualpipev")
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+
+
+class Parallel(Section):
+    """Sizes of the mesh axes and how work is spread over them. One axis may be -1: the ranks that the others leave."""
+
+    pp: int = key(Mark.PLACEMENT, "Pipeline-parallel size.", 1, unit="ranks", ge=-1)
+    dp_replicate: int = key(
+        Mark.PLACEMENT, "Data-parallel replicas, each with all weights of its stage.", 1, unit="ranks", ge=-1
+    )
+    dp_shard: int = key(
+        Mark.PLACEMENT, "Data-parallel ranks that share the weights and the optimizer state.", -1, unit="ranks", ge=-1
+    )
+    cp: int = key(Mark.PLACEMENT, "Context-parallel size: ranks that share one window.", 1, unit="ranks", ge=-1)
+    tp: int = key(Mark.PLACEMENT, "Tensor- and sequence-parallel size.", 1, unit="ranks", ge=-1)
+    ep: int = key(
+        Mark.PLACEMENT, "Expert-parallel size; folds over dp_shard x cp and adds no ranks.", 1, unit="ranks", gt=0
+    )
+    zero: Literal[1, 2, 3] = key(
+        Mark.PLACEMENT,
+        "What is sharded over dp_shard: 1 optimizer state, 2 also gradients, 3 also weights between uses.",
+        3,
+    )
+    schedule: Schedule = key(Mark.PLACEMENT, "Pipeline schedule; without effect when pp is 1.", "1f1b")
+    stages_per_rank: int = key(
+        Mark.PLACEMENT,
+        "Pipeline stages of one rank.",
+        1,
+        unit="stages",
+        shown="2 for schedules that need it, else 1",
+        gt=0,
+    )
+    local_batch_size: int = key(Mark.PLACEMENT, "Windows of one micro-batch on one rank.", 1, unit="windows", gt=0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _stages_default(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("schedule") in MULTI_STAGE_SCHEDULES:
+            return {"stages_per_rank": 2, **value}
+        return value
+
+
+class Cluster(Section):
+    """The machines."""
+
+    device: Literal["cpu", "cuda"] = key(Mark.PLACEMENT, "What a rank computes on.", "cpu")
+    nproc: int = key(Mark.PLACEMENT, "Ranks of one node (on GPUs: one each).", 1, unit="ranks", gt=0)
+    nodes: int = key(Mark.PLACEMENT, "Nodes.", 1, unit="nodes", gt=0)
+    gpu: str | None = key(Mark.PLACEMENT, "Kind of GPU, for `phalanx plan` (H100-80, A100-80, ...).", None)
+    gpu_memory_gib: float | None = key(
+        Mark.PLACEMENT, "Memory of one GPU, where `gpu` is not in the planner's table.", None, unit="GiB", gt=0
+    )
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.nproc * self.nodes
+
+
+class ActivationCheckpoint(Section):
+    """Recompute of activations: the same numbers for less memory and more time."""
+
+    mode: Literal["none", "full"] = key(Mark.FREE, "Whether each layer's inside is computed again in backward.", "none")
+
+
+class Compile(Section):
+    """torch.compile of each layer."""
+
+    enable: bool = key(Mark.FREE, "Whether layers are compiled.", False)

@@ -1,0 +1,86 @@
+"""What is learnt from and how: `[data]`, `[training]`, `[optimizer]`, `[lr_scheduler]`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from phalanx.spec.keys import Mark, Section, key
+
+DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
+_URL = r"^(file:///|s3://[^/]+|memory://)"
+
+
+class Data(Section):
+    """The tokens: folders that `phalanx data prepare` or `data import` wrote."""
+
+    train: str = key(Mark.FREE, "URL of the split to train on (the folder that holds its manifest.json).", pattern=_URL)
+    held_out: str | None = key(Mark.FREE, "URL of the split to evaluate on.", None, pattern=_URL)
+    train_digest: str | None = key(
+        Mark.IDENTITY,
+        "Digest that the training split must have; left out, it is taken from its manifest.",
+        None,
+        pattern=DIGEST_PATTERN,
+    )
+    held_out_digest: str | None = key(
+        Mark.FREE, "Digest that the held-out split must have.", None, pattern=DIGEST_PATTERN
+    )
+    document_mask: bool = key(
+        Mark.IDENTITY, "Whether attention, positions and targets stop at document boundaries inside a window.", True
+    )
+    shuffle_block_shards: int = key(
+        Mark.IDENTITY, "Shards whose documents are shuffled together.", 4, unit="shards", gt=0
+    )
+
+
+class Training(Section):
+    """Length, batch and numerics of the run."""
+
+    seq_len: int = key(Mark.IDENTITY, "Tokens of one window.", unit="tokens", gt=0)
+    steps: int = key(Mark.FREE, "Step at which the run is done.", unit="steps", gt=0)
+    global_batch_size: int = key(
+        Mark.JOURNALED, "Windows of one step over all ranks, whatever the layout.", unit="windows", gt=0
+    )
+    seed: int = key(Mark.IDENTITY, "Seed of the weights, the order and dropout.", 0, ge=0, lt=2**63)
+    max_norm: float = key(
+        Mark.IDENTITY, "Gradient norm above which gradients are scaled down; 0 never does.", 1.0, ge=0
+    )
+    mixed_precision_param: Literal["bfloat16", "float32"] = key(
+        Mark.IDENTITY, "Type that weights have in forward and backward; masters are always float32.", "bfloat16"
+    )
+    mixed_precision_reduce: Literal["float32", "bfloat16"] = key(
+        Mark.IDENTITY, "Type in which gradients are summed over ranks.", "float32"
+    )
+    non_finite: Literal["skip", "stop"] = key(
+        Mark.IDENTITY, "What all ranks do together at a non-finite gradient: skip the update, or stop.", "skip"
+    )
+    deterministic: bool = key(Mark.FREE, "Whether only deterministic kernels are used (slower on a GPU).", False)
+
+
+class Optimizer(Section):
+    """AdamW with decoupled weight decay."""
+
+    name: Literal["adamw"] = key(Mark.IDENTITY, "The optimizer.", "adamw")
+    lr: float = key(Mark.IDENTITY, "Peak learning rate.", gt=0)
+    beta1: float = key(Mark.IDENTITY, "Decay of the first moment.", 0.9, ge=0, lt=1)
+    beta2: float = key(Mark.IDENTITY, "Decay of the second moment.", 0.95, ge=0, lt=1)
+    eps: float = key(Mark.IDENTITY, "Added to the root of the second moment.", 1e-8, gt=0)
+    weight_decay: float = key(Mark.IDENTITY, "Decoupled weight decay, times the learning rate.", 0.1, ge=0)
+    implementation: Literal["fused", "foreach", "for-loop"] = key(Mark.FREE, "Kernel of the update.", "fused")
+
+
+class LrScheduler(Section):
+    """Learning rate over steps: a linear warm-up, then a decay."""
+
+    warmup_steps: int = key(Mark.IDENTITY, "Steps of linear warm-up from 0.", 0, unit="steps", ge=0)
+    total_steps: int = key(
+        Mark.IDENTITY,
+        "Step at which the decay ends; set it if `training.steps` may grow later.",
+        0,
+        unit="steps",
+        shown="training.steps",
+        gt=0,
+    )
+    decay_type: Literal["cosine", "linear", "none"] = key(
+        Mark.IDENTITY, "Shape of the decay after the warm-up.", "cosine"
+    )
+    min_lr_factor: float = key(Mark.IDENTITY, "Learning rate at the end, as a part of the peak.", 0.1, ge=0, le=1)
