@@ -1,0 +1,235 @@
+"""The built-in dense decoder (Llama: RMSNorm, rotary positions, grouped queries, SwiGLU) in plain torch.
+
+Nothing here knows about processes: tensor parallelism cuts the weights of these modules and puts its exchanges at the module
+boundaries that `parallel_plan` names, so head counts are read off the weights' shapes and never off the configuration.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from phalanx.core.errors import PhalanxError
+from phalanx.models.protocol import Initial, Style, split_evenly
+
+INITIAL_STD = 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderArgs:
+    """Shape of a decoder; the names are those of `[model.args]`."""
+
+    dim: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    ffn_dim: int
+    vocab_size: int
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+    tie_embeddings: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dim % self.n_heads or (self.dim // self.n_heads) % 2:
+            raise PhalanxError(
+                "[model.args] dim",
+                value=self.dim,
+                expected=f"a multiple of 2 x n_heads ({2 * self.n_heads})",
+                remedy="change dim or n_heads",
+            )
+        if self.n_heads % self.n_kv_heads:
+            raise PhalanxError(
+                "[model.args] n_kv_heads",
+                value=self.n_kv_heads,
+                expected=f"a divisor of n_heads ({self.n_heads})",
+                remedy="change n_kv_heads",
+            )
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.dim // self.n_heads
+
+    @classmethod
+    def of(cls, args: Any) -> Self:
+        """From the resolved `[model.args]` of a job (any object with these attributes)."""
+        return cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation, computed in fp32 (arXiv 1910.07467)."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., D] normalised over D, in x's type."""
+        wide = x.float()
+        normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
+        return normal.to(x.dtype) * self.weight
+
+
+def rotary_table(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each fp32 [B, 1, S, head_dim], for position_ids [B, S]; halves repeated (arXiv 2104.09864, half rotation)."""
+    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
+    angle = position_ids[:, None, :, None].float() * theta**-exponent
+    angle = torch.cat((angle, angle), dim=-1)
+    return angle.cos(), angle.sin()
+
+
+def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """Rotary positions applied to x [B, H, S, head_dim]: the first half of a head pairs with its second half."""
+    wide = x.float()
+    first, second = wide.chunk(2, dim=-1)
+    return (wide * cosines + torch.cat((-second, first), dim=-1) * sines).to(x.dtype)
+
+
+def attention_mask(document_ids: Tensor) -> Tensor:
+    """Bool [B, 1, S, S], true where query (row) may see key (column): not later, and of the same document."""
+    length = document_ids.shape[1]
+    causal = torch.ones(length, length, dtype=torch.bool, device=document_ids.device).tril()
+    return (causal & (document_ids[:, :, None] == document_ids[:, None, :]))[:, None]
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention (arXiv 2305.13245)."""
+
+    def __init__(self, args: DecoderArgs) -> None:
+        super().__init__()
+        self.head_dim = args.head_dim
+        self.wq = nn.Linear(args.dim, args.n_heads * args.head_dim, bias=False)
+        self.wk = nn.Linear(args.dim, args.n_kv_heads * args.head_dim, bias=False)
+        self.wv = nn.Linear(args.dim, args.n_kv_heads * args.head_dim, bias=False)
+        self.wo = nn.Linear(args.n_heads * args.head_dim, args.dim, bias=False)
+
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
+        """x [B, S, D] whole in the sequence; heads as many as the weights hold."""
+        query, key, value = (self._heads(weight(x)) for weight in (self.wq, self.wk, self.wv))
+        query, key = rotate(query, cosines, sines), rotate(key, cosines, sines)
+        if (num_queries_per_key := query.shape[1] // key.shape[1]) > 1:
+            key, value = (t.repeat_interleave(num_queries_per_key, dim=1) for t in (key, value))
+        y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+        return self.wo(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+class FeedForward(nn.Module):
+    """SwiGLU (arXiv 2002.05202)."""
+
+    def __init__(self, args: DecoderArgs) -> None:
+        super().__init__()
+        self.w1 = nn.Linear(args.dim, args.ffn_dim, bias=False)
+        self.w2 = nn.Linear(args.ffn_dim, args.dim, bias=False)
+        self.w3 = nn.Linear(args.dim, args.ffn_dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, S, D]."""
+        return self.w2(F.silu(self.w1(x)) * self.w3(x))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    """One decoder layer: attention and feed-forward, each on a normalised residual stream."""
+
+    def __init__(self, args: DecoderArgs) -> None:
+        super().__init__()
+        self.attention_norm = RMSNorm(args.dim, args.norm_eps)
+        self.attention = Attention(args)
+        self.ffn_norm = RMSNorm(args.dim, args.norm_eps)
+        self.feed_forward = FeedForward(args)
+
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
+        """x [B, S, D], or its sequence shard [B, S / tp, D]."""
+        x = x + self.attention(self.attention_norm(x), cosines, sines, mask)
+        return x + self.feed_forward(self.ffn_norm(x))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """The whole decoder, or (from `split_stages`) some consecutive layers of it with or without the two ends."""
+
+    def __init__(self, args: DecoderArgs) -> None:
+        super().__init__()
+        self.args = args
+        self.tok_embeddings: nn.Embedding | None = nn.Embedding(args.vocab_size, args.dim)
+        self.layers = nn.ModuleDict({str(layer): Block(args) for layer in range(args.n_layers)})
+        self.norm: RMSNorm | None = RMSNorm(args.dim, args.norm_eps)
+        self.output: nn.Linear | None = nn.Linear(args.dim, args.vocab_size, bias=False)
+        if args.tie_embeddings:
+            self.output.weight = self.tok_embeddings.weight
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        """Logits [B, S, V] of tokens [B, S]; a later stage takes the hidden state [B, S, D], an earlier one returns it."""
+        hidden = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
+        cosines, sines = rotary_table(position_ids, self.args.head_dim, self.args.rope_theta)
+        mask = None if document_ids is None else attention_mask(document_ids)
+        for layer in self.layers.values():
+            hidden = layer(hidden, cosines, sines, mask)
+        if self.norm is None or self.output is None:
+            return hidden
+        return self.output(self.norm(hidden))  # type: ignore[no-any-return]
+
+    def parallel_plan(self) -> Mapping[str, Style]:
+        """See `HasParallelPlan`."""
+        return {
+            "tok_embeddings": "vocab_embedding",
+            "layers.*.attention_norm": "sequence_norm",
+            "layers.*.attention.wq": "colwise",
+            "layers.*.attention.wk": "colwise",
+            "layers.*.attention.wv": "colwise",
+            "layers.*.attention.wo": "rowwise",
+            "layers.*.ffn_norm": "sequence_norm",
+            "layers.*.feed_forward.w1": "colwise",
+            "layers.*.feed_forward.w3": "colwise",
+            "layers.*.feed_forward.w2": "rowwise",
+            "norm": "sequence_norm",
+            "output": "vocab_head",
+        }
+
+    def split_stages(self, num_stages: int) -> Sequence[nn.Module]:
+        """See `HasStages`; layers are balanced by number."""
+        if self.args.tie_embeddings:
+            raise PhalanxError(
+                "[model.args] tie_embeddings",
+                value=True,
+                expected="false with [parallel] pp > 1: the first and the last stage would each train their own copy",
+                remedy="set tie_embeddings = false or pp = 1",
+            )
+        if num_stages > self.args.n_layers:
+            raise PhalanxError(
+                "[parallel] pp x stages_per_rank",
+                value=num_stages,
+                expected=f"at most n_layers ({self.args.n_layers}) stages",
+                remedy="lower pp or stages_per_rank",
+            )
+        return [self._stage(layers) for layers in split_evenly(self.args.n_layers, num_stages)]
+
+    def _stage(self, layers: range) -> Decoder:
+        stage = Decoder.__new__(Decoder)
+        nn.Module.__init__(stage)
+        stage.args = self.args
+        stage.tok_embeddings = self.tok_embeddings if layers.start == 0 else None
+        stage.layers = nn.ModuleDict({str(layer): self.layers[str(layer)] for layer in layers})
+        is_last = layers.stop == self.args.n_layers
+        stage.norm, stage.output = (self.norm, self.output) if is_last else (None, None)
+        return stage
+
+    def initial_weights(self) -> Mapping[str, Initial]:
+        """See `HasInitialWeights`: normal 0.02; what writes to the residual stream 0.02 / sqrt(2 n_layers); norms 1 (GPT-2)."""
+        residual_std = INITIAL_STD / math.sqrt(2 * self.args.n_layers)
+        initial = {}
+        for name, parameter in self.named_parameters():
+            if parameter.dim() == 1:
+                initial[name] = Initial(value=1.0)
+            else:
+                is_residual = name.endswith(("attention.wo.weight", "feed_forward.w2.weight"))
+                initial[name] = Initial(std=residual_std if is_residual else INITIAL_STD)
+        return initial

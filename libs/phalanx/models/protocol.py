@@ -1,0 +1,85 @@
+"""What Phalanx asks of a model: one `forward`, and a method more for each kind of parallelism beyond data parallelism.
+
+Any `torch.nn.Module` with `LanguageModel.forward` trains under data parallelism, fully sharded or not. `parallel_plan` adds tensor and
+sequence parallelism, `split_stages` the pipeline, `initial_weights` initial values that don't depend on the layout and need no
+process that holds the whole model. The built-in decoder implements exactly these and is known to the rest by nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from torch import Tensor, nn
+
+Style = Literal["colwise", "rowwise", "vocab_embedding", "vocab_head", "sequence_norm"]
+"""How a module's weights are cut over the `tp` axis, and what it exchanges (Megatron-LM, arXiv 1909.08053 section 3; sequence
+parallelism, arXiv 2205.05198 section 4.2). Between blocks activations are [B, S / tp, D].
+
+colwise: nn.Linear, output features cut; input whole, output local features; no exchange.
+rowwise: nn.Linear, input features cut; partial outputs are summed and scattered over the sequence.
+vocab_embedding: nn.Embedding, rows cut; partial outputs are summed and scattered over the sequence.
+vocab_head: nn.Linear, output rows (vocabulary) cut; gives local logits, and the loss never gathers them.
+sequence_norm: a normalisation on [B, S / tp, D]; its output is gathered over the sequence, its weight held by every tp rank.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Initial:
+    """Initial values of one parameter: normal with mean 0 and this `std`, or (std = None) the constant `value`."""
+
+    std: float | None = None
+    value: float = 0.0
+
+
+@runtime_checkable
+class LanguageModel(Protocol):
+    """The least that a model offers."""
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        """Logits [B, S, V] (any float type) for tokens, position_ids and document_ids, each int64 [B, S].
+
+        document_ids: tokens attend to earlier tokens of the same id only; None: to every earlier token of the window.
+        """
+
+
+@runtime_checkable
+class HasParallelPlan(Protocol):
+    """Adds tensor and sequence parallelism."""
+
+    def parallel_plan(self) -> Mapping[str, Style]:
+        """Styles by module-name pattern; `*` stands for one part of a dotted name. Modules unnamed must hold no parameters."""
+
+
+@runtime_checkable
+class HasStages(Protocol):
+    """Adds pipeline parallelism."""
+
+    def split_stages(self, num_stages: int) -> Sequence[nn.Module]:
+        """The model cut into `num_stages` modules, first to last, each with a `layers` ModuleDict or none.
+
+        Stage 0 takes tokens, each later one what its forerunner returned (one tensor), the last returns logits; all take
+        position_ids and document_ids as well. Parameters keep the names that they have in the whole model. Called on the meta
+        device. Raises PhalanxError where the model can't be cut so.
+        """
+
+
+@runtime_checkable
+class HasInitialWeights(Protocol):
+    """Adds initial weights by counter: the same bits in every layout, and no process holds the whole model."""
+
+    def initial_weights(self) -> Mapping[str, Initial]:
+        """Initial values by parameter name, one for every parameter."""
+
+
+def split_evenly(num_items: int, num_parts: int) -> list[range]:
+    """`num_items` in `num_parts` consecutive ranges whose lengths differ by one at most, the longer ones in the middle.
+
+    The outer stages of a pipeline also carry the embedding and the head, so a layer more goes to the inner ones first.
+    """
+    base, extra = divmod(num_items, num_parts)
+    first_longer = (num_parts - extra) // 2
+    lengths = [base + (first_longer <= part < first_longer + extra) for part in range(num_parts)]
+    starts = [sum(lengths[:part]) for part in range(num_parts)]
+    return [range(start, start + length) for start, length in zip(starts, lengths, strict=True)]

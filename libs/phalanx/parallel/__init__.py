@@ -1,0 +1,9 @@
+"""Parallelism inside a rank: one mesh; tensor and sequence, fully sharded, and pipeline parallelism behind one model."""
+
+from __future__ import annotations
+
+from phalanx.parallel.mesh import Mesh, build_mesh
+from phalanx.parallel.model import ParallelModel, SlotBatch
+from phalanx.parallel.schedules import multiple_of
+
+__all__ = ["Mesh", "ParallelModel", "SlotBatch", "build_mesh", "multiple_of"]

@@ -1,0 +1,73 @@
+"""The collectives of tensor and sequence parallelism as autograd functions: each one's backward is the other's forward.
+
+They run on gloo and NCCL alike, on dimension 1 (the sequence) of [B, S, D] activations. Blocks that torch.compile sees break their
+graph here rather than trace a collective.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+SEQUENCE_DIM = 1
+
+
+def all_gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[B, S / n, D] of each of n ranks -> [B, S, D] on all, without autograd."""
+    parts = x.new_empty(group.size(), *x.shape)
+    dist.all_gather_into_tensor(parts, x.contiguous(), group=group)
+    return parts.transpose(0, SEQUENCE_DIM).flatten(SEQUENCE_DIM, SEQUENCE_DIM + 1)
+
+
+def reduce_scatter_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum over n ranks of [B, S, D], of which each keeps its [B, S / n, D], without autograd."""
+    parts = x.unflatten(SEQUENCE_DIM, (group.size(), -1)).transpose(0, SEQUENCE_DIM).contiguous()
+    mine = torch.empty_like(parts[0])
+    dist.reduce_scatter_tensor(mine, parts, group=group)
+    return mine
+
+
+class _GatherSequence(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return all_gather_sequence(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return reduce_scatter_sequence(gradients[0], ctx.group), None
+
+
+class _ScatterSequenceSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        return reduce_scatter_sequence(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return all_gather_sequence(gradients[0], ctx.group), None
+
+
+@torch.compiler.disable
+def gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[B, S / n, D] -> [B, S, D]: all-gather; backward sums the partial gradients and scatters them."""
+    return _GatherSequence.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+@torch.compiler.disable
+def scatter_sequence_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Partial [B, S, D] -> summed [B, S / n, D]: reduce-scatter; backward gathers."""
+    return _ScatterSequenceSum.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def all_reduce_coalesced(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
+    """Sum each tensor over the group in place, all by one all-reduce; they must have one type."""
+    if tensors:
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        dist.all_reduce(flat, group=group)
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))

@@ -1,0 +1,160 @@
+"""The one mesh of a gang: axes pp, dp_replicate, dp_shard, cp, tp in this order (tp innermost), and the process groups that they need.
+
+Groups are made one by one, by their members only: `init_device_mesh` would have all ranks make every group of every axis, also the
+axes of size 1, and each costs a rendezvous. The DeviceMesh is put together from the groups that exist.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from phalanx.core.errors import PhalanxError
+from phalanx.parallel.schedules import is_v_shaped
+
+AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+
+
+class AxisSizes(Protocol):
+    """The sizes of the axes; `phalanx.spec.Layout` is one."""
+
+    @property
+    def pp(self) -> int:
+        """Pipeline ranks."""
+
+    @property
+    def dp_replicate(self) -> int:
+        """Copies of the sharded model."""
+
+    @property
+    def dp_shard(self) -> int:
+        """Shards of each copy."""
+
+    @property
+    def cp(self) -> int:
+        """Context-parallel ranks."""
+
+    @property
+    def tp(self) -> int:
+        """Tensor-parallel ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """Sizes, this rank's coordinates and its groups by axis.
+
+    groups: of the axes that exchange anything (size above 1, and dp_shard always, as fully_shard runs on it at any size).
+    schedule: the pipeline schedule, which decides where the last stage lies.
+    """
+
+    sizes: dict[str, int]
+    coordinates: dict[str, int]
+    groups: dict[str, dist.ProcessGroup]
+    device: torch.device
+    schedule: str
+    timeout: timedelta
+
+    @property
+    def dp_size(self) -> int:
+        """Ranks that read different windows."""
+        return self.sizes["dp_replicate"] * self.sizes["dp_shard"]
+
+    @property
+    def dp_rank(self) -> int:
+        """Which of the `dp_size` readers this rank belongs to."""
+        return self.coordinates["dp_replicate"] * self.sizes["dp_shard"] + self.coordinates["dp_shard"]
+
+    @property
+    def is_reader(self) -> bool:
+        """Whether this rank writes down the windows that its dp rank read: one rank per dp rank does."""
+        return self.coordinates["pp"] == self.coordinates["cp"] == self.coordinates["tp"] == 0
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this rank's loss is counted: it holds the last stage, and is the first of its tp and cp group."""
+        last = 0 if is_v_shaped(self.schedule) else self.sizes["pp"] - 1
+        return self.coordinates["pp"] == last and self.coordinates["cp"] == self.coordinates["tp"] == 0
+
+    @property
+    def tp_group(self) -> dist.ProcessGroup | None:
+        """The tensor-parallel group; None where tp is 1."""
+        return self.groups.get("tp")
+
+    def data_mesh(self) -> DeviceMesh:
+        """The mesh for fully_shard: (dp_shard,), or (dp_replicate, dp_shard) where copies exist."""
+        axes = [axis for axis in ("dp_replicate", "dp_shard") if axis == "dp_shard" or self.sizes[axis] > 1]
+        ranks = [self._rank_at({axis: i for axis, i in zip(axes, point, strict=True)}) for point in self._points(axes)]
+        return DeviceMesh.from_group(
+            [self.groups[axis] for axis in axes] if len(axes) > 1 else self.groups["dp_shard"],
+            self.device.type,
+            mesh=torch.tensor(ranks).view([self.sizes[axis] for axis in axes]) if len(axes) > 1 else None,
+            mesh_dim_names=tuple(axes),
+        )
+
+    def set_deadline(self, deadline_s: float) -> None:
+        """Give every later collective on the mesh's groups, and on the gang's, this deadline."""
+        for group in {*self.groups.values(), dist.group.WORLD}:
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=deadline_s), group)
+
+    def _points(self, axes: list[str]) -> itertools.product[tuple[int, ...]]:
+        return itertools.product(*(range(self.sizes[axis]) for axis in axes))
+
+    def _rank_at(self, moved: dict[str, int]) -> int:
+        return _rank_at(self.sizes, self.coordinates | moved)
+
+
+def build_mesh(
+    layout: AxisSizes,
+    device: torch.device | str,
+    *,
+    schedule: str = "1f1b",
+    timeout: timedelta = timedelta(seconds=120),
+) -> Mesh:
+    """The mesh over the default process group, which must have exactly the layout's ranks.
+
+    timeout: deadline of each collective on the mesh's groups. All ranks call this together.
+    """
+    sizes = {axis: int(getattr(layout, axis)) for axis in AXES}
+    world_size = dist.get_world_size()
+    if math.prod(sizes.values()) != world_size:
+        raise PhalanxError(
+            "[parallel]",
+            value=" x ".join(f"{axis}={size}" for axis, size in sizes.items()),
+            expected=f"axis sizes whose product is the number of ranks ({world_size})",
+            remedy="change the sizes or the number of ranks",
+        )
+    coordinates = _coordinates(sizes, dist.get_rank())
+    groups = {
+        axis: _axis_group(sizes, coordinates, axis, timeout) for axis in AXES if sizes[axis] > 1 or axis == "dp_shard"
+    }
+    return Mesh(sizes, coordinates, groups, torch.device(device), schedule, timeout)
+
+
+def _axis_group(
+    sizes: dict[str, int], coordinates: dict[str, int], axis: str, timeout: timedelta
+) -> dist.ProcessGroup:
+    ranks = [_rank_at(sizes, coordinates | {axis: i}) for i in range(sizes[axis])]
+    group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=axis)
+    assert isinstance(group, dist.ProcessGroup), "a rank is always a member of its own axis group"
+    return group
+
+
+def _coordinates(sizes: dict[str, int], rank: int) -> dict[str, int]:
+    coordinates = {}
+    for axis in reversed(AXES):
+        rank, coordinates[axis] = divmod(rank, sizes[axis])
+    return coordinates
+
+
+def _rank_at(sizes: dict[str, int], coordinates: dict[str, int]) -> int:
+    rank = 0
+    for axis in AXES:
+        rank = rank * sizes[axis] + coordinates[axis]
+    return rank

@@ -1,0 +1,201 @@
+"""The model of one rank: built on the meta device, cut by the mesh, filled with initial weights, stepped over the slots of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from phalanx.core.box import HeldTensor, whole
+from phalanx.models.protocol import HasInitialWeights, HasParallelPlan, HasStages, Initial
+from phalanx.parallel.build import build_on_meta, check_layout, whole_weights
+from phalanx.parallel.collectives import all_reduce_coalesced
+from phalanx.parallel.initialise import fill
+from phalanx.parallel.loss import token_sum_cross_entropy
+from phalanx.parallel.mesh import AxisSizes, Mesh
+from phalanx.parallel.pipeline import Pipeline, check_pipeline, stage_shapes
+from phalanx.parallel.schedules import stages_of
+from phalanx.parallel.sharding import (
+    held_tensors,
+    local_of,
+    materialise,
+    prepare_blocks,
+    reshard,
+    set_micro_batch,
+    shard,
+)
+from phalanx.parallel.tensor import TensorSlices, apply_plan
+
+_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+
+
+@dataclass(frozen=True, slots=True)
+class SlotBatch:
+    """What one dp rank reads for one step: int64 [num_slots * local_batch_size, S] each, slot by slot.
+
+    targets: -100 doesn't count. document_ids: None where attention ignores documents.
+    """
+
+    tokens: Tensor
+    targets: Tensor
+    position_ids: Tensor
+    document_ids: Tensor | None
+    num_slots: int
+
+
+class ParallelModel:
+    """One rank's share of the job's model."""
+
+    def __init__(self, job: Any, layout: AxisSizes, mesh: Mesh, device: torch.device | str) -> None:
+        """Build, cut and initialise; all ranks of the mesh together.
+
+        layout: the one that `mesh` was built from. Raises PhalanxError where job and layout don't go together.
+        """
+        assert all(getattr(layout, axis) == size for axis, size in mesh.sizes.items()), "the mesh of another layout"
+        self.mesh, self.device = mesh, torch.device(device)
+        self.zero = int(job.parallel.zero)
+        self._uses_documents = bool(job.data.document_mask)
+        dtype = _DTYPES[job.training.mixed_precision_param]
+        model = build_on_meta(job)
+        check_layout(model, mesh.sizes, job.training.seq_len)
+        initial = model.initial_weights() if isinstance(model, HasInitialWeights) else None
+        plan = model.parallel_plan() if isinstance(model, HasParallelPlan) else {}
+
+        self.pipeline: Pipeline | None = None
+        self.stages: Sequence[nn.Module] = (model,)
+        if mesh.sizes["pp"] > 1:
+            self.pipeline = self._build_pipeline(job, model, dtype)
+            self.stages = self.pipeline.modules
+        slices = [apply_plan(s, plan, mesh.tp_group) if mesh.tp_group else TensorSlices.of(s) for s in self.stages]
+        for stage in self.stages:
+            prepare_blocks(stage, recompute=job.activation_checkpoint.mode == "full", compiled=job.compile.enable)
+        reduce_dtype = _DTYPES[job.training.mixed_precision_reduce]
+        self.roots = [shard(stage, mesh, self.zero, dtype, reduce_dtype) for stage in self.stages]
+        for stage in self.stages:
+            materialise(stage, self.device)
+        self._parameters = [p for stage in self.stages for p in stage.parameters()]
+        self._held = [t for stage, own in zip(self.stages, slices, strict=True) for t in held_tensors(stage, own, mesh)]
+        partial = frozenset[str]().union(*(own.partial for own in slices))
+        self._is_partial = [tensor.name in partial for tensor in self._held]
+        self._initialise(job, initial)
+
+    def _build_pipeline(self, job: Any, model: nn.Module, dtype: torch.dtype) -> Pipeline:
+        parallel, sizes = job.parallel, self.mesh.sizes
+        assert self.mesh.schedule == parallel.schedule, "build_mesh(schedule=) must be the job's: it places the last stage"
+        check_pipeline(parallel.schedule, self.zero, compiled=job.compile.enable)
+        indices = stages_of(parallel.schedule, sizes["pp"], self.mesh.coordinates["pp"], parallel.stages_per_rank)
+        assert isinstance(model, HasStages), "check_layout refused it"
+        stages = model.split_stages(sizes["pp"] * parallel.stages_per_rank)
+        shapes = stage_shapes(stages, parallel.local_batch_size, job.training.seq_len, dtype, sizes["tp"])
+        return Pipeline([stages[index] for index in indices], indices, shapes, self.mesh, self._loss)
+
+    @torch.no_grad()
+    def _initialise(self, job: Any, initial: Mapping[str, Initial] | None) -> None:
+        if initial is None:
+            self._copy_whole_weights(whole_weights(job, self.device))
+            return
+        for held in self._held:
+            fill(held.local, held.box, held.global_shape, initial[held.name], job.training.seed, held.name)
+
+    def _copy_whole_weights(self, whole_by_name: Mapping[str, Tensor]) -> None:
+        for held in self._held:
+            held.local.copy_(whole_by_name[held.name][whole(held.global_shape).slices_of(held.box)])
+        for stage in self.stages:
+            for name, buffer in stage.named_buffers():
+                buffer.copy_(whole_by_name[name])
+
+    def _loss(self, logits: Tensor, targets: Tensor, valid_tokens: int) -> Tensor:
+        return token_sum_cross_entropy(logits, targets, self.mesh.tp_group) / valid_tokens
+
+    def forward_backward(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
+        """Add the gradients of every slot; this rank's part of the loss, fp32 0-dim.
+
+        valid_tokens: of the whole global batch. The parts of all ranks sum up to the loss: ranks that don't count
+        (`mesh.has_loss`) return 0.
+        """
+        batch = self._placed(batch)
+        if self.pipeline is not None:
+            loss = self.pipeline.step(batch, valid_tokens)
+        else:
+            loss = self._step_without_pipeline(batch, valid_tokens)
+        self._reshard()
+        return self._counted(loss)
+
+    def _step_without_pipeline(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
+        total = torch.zeros((), device=self.device)
+        for slot, (tokens, targets, positions, documents) in enumerate(slots_of(batch)):
+            set_micro_batch(self.roots[0], self.zero, is_last=slot == batch.num_slots - 1)
+            loss = self._loss(self.stages[0](tokens, positions, documents), targets, valid_tokens)
+            loss.backward()
+            total += loss.detach()
+        return total
+
+    @torch.no_grad()
+    def evaluate(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
+        """This rank's part of the loss as `forward_backward` gives it, without gradients; any number of slots."""
+        batch = self._placed(batch)
+        if self.pipeline is not None:
+            loss = self.pipeline.evaluate(batch, valid_tokens)
+        else:
+            loss = torch.zeros((), device=self.device)
+            for tokens, targets, positions, documents in slots_of(batch):
+                loss += self._loss(self.stages[0](tokens, positions, documents), targets, valid_tokens)
+        self._reshard()
+        return self._counted(loss)
+
+    def _placed(self, batch: SlotBatch) -> SlotBatch:
+        tokens, targets, positions = (t.to(self.device) for t in (batch.tokens, batch.targets, batch.position_ids))
+        documents = batch.document_ids.to(self.device) if self._uses_documents and batch.document_ids is not None else None
+        assert documents is not None or not self._uses_documents, "document_mask needs document_ids in every batch"
+        return SlotBatch(tokens, targets, positions, documents, batch.num_slots)
+
+    def _counted(self, loss: Tensor) -> Tensor:
+        return loss if self.mesh.has_loss else torch.zeros_like(loss)
+
+    def _reshard(self) -> None:
+        for root in self.roots:
+            reshard(root)
+
+    def parameters(self) -> list[HeldTensor]:
+        """The fp32 masters that this rank holds: writing to a `local` writes the model (between steps)."""
+        return self._held
+
+    def gradients(self) -> list[Tensor | None]:
+        """Plain local gradients, aligned with `parameters()`; None before any backward."""
+        return [None if p.grad is None else local_of(p.grad) for p in self._parameters]
+
+    def finish_gradients(self) -> None:
+        """Complete what tp ranks hold in common but computed in parts, by one all-reduce; call once after `forward_backward`."""
+        if (group := self.mesh.tp_group) is not None:
+            gradients = zip(self.gradients(), self._is_partial, strict=True)
+            all_reduce_coalesced([g for g, is_partial in gradients if is_partial and g is not None], group)
+
+    def gradient_square_sum(self) -> Tensor:
+        """This rank's part of the squared gradient norm, fp32 0-dim; the parts of all ranks sum up to it."""
+        held = zip(self.gradients(), self._held, strict=True)
+        counted = [g for g, tensor in held if g is not None and g.numel() and tensor.replica == 0]
+        if not counted:
+            return torch.zeros((), device=self.device)
+        return torch.stack(torch._foreach_norm(counted)).square().sum()
+
+    def gradient_norm(self) -> Tensor:
+        """L2 norm over the whole model, each global element once; one all-reduce, after `finish_gradients`."""
+        square_sum = self.gradient_square_sum()
+        dist.all_reduce(square_sum)
+        return square_sum.sqrt()
+
+    def zero_gradients(self) -> None:
+        """Drop every gradient."""
+        for parameter in self._parameters:
+            parameter.grad = None
+
+
+def slots_of(batch: SlotBatch) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    """Tokens, targets, position ids and document ids of each slot, [local_batch_size, S] each."""
+    documents = [None] * batch.num_slots if batch.document_ids is None else batch.document_ids.tensor_split(batch.num_slots)
+    others = (t.tensor_split(batch.num_slots) for t in (batch.tokens, batch.targets, batch.position_ids))
+    return zip(*others, documents, strict=True)

@@ -1,0 +1,204 @@
+"""Pipeline parallelism on torch's stages and schedules, with static shapes, position and document ids beside the tokens, and a
+forward pass of its own for evaluation.
+
+torch's evaluation would run each schedule's whole order and renegotiate its buffers at each change between training and evaluation;
+a forward pass needs neither: stage by stage, all slots of a stage's input are awaited up front, so that sends and receives between
+any two ranks come in one order on both sides and can't wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining import schedules as torch_schedules
+
+from phalanx.core.errors import PhalanxError
+from phalanx.parallel.mesh import Mesh
+from phalanx.parallel.schedules import SCHEDULES, multiple_of, schedule_named
+
+LossFunction = Callable[..., Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class StageShapes:
+    """Shapes at the ends of one stage on one rank, for one micro-batch: int64 tokens into the first, `dtype` everywhere else."""
+
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    dtype: torch.dtype
+
+
+def check_pipeline(schedule: str, zero: int, *, compiled: bool) -> None:
+    """PhalanxError for what pp > 1 can't do rightly."""
+    facts = schedule_named(schedule)
+    if zero == 3 and facts.zero_bubble:
+        raise PhalanxError(
+            "[parallel] zero",
+            value=3,
+            expected=f"1 with schedule {schedule}: torch computes wrong gradients with 3 and says nothing",
+            remedy="set zero = 1, or choose gpipe, 1f1b or interleaved_1f1b",
+        )
+    if zero == 2:
+        raise PhalanxError(
+            "[parallel] zero",
+            value=2,
+            expected="1 or 3 with pp > 1: a pipeline reduces gradients once a step",
+            remedy="set zero = 1",
+        )
+    if compiled and facts.zero_bubble:
+        raise PhalanxError(
+            "[compile] enable",
+            value=True,
+            expected=f"false with schedule {schedule}: torch can't split a compiled backward",
+            remedy="set it to false or choose another schedule",
+        )
+
+
+def stage_shapes(
+    stages: Sequence[nn.Module], local_batch_size: int, seq_len: int, dtype: torch.dtype, tp: int
+) -> list[StageShapes]:
+    """Shapes of every stage, from a forward of the uncut stages on the meta device."""
+    ids = torch.zeros(local_batch_size, seq_len, dtype=torch.int64, device="meta")
+    shapes, hidden = [], ids
+    for stage in stages:
+        before, hidden = hidden, stage(hidden, ids, None)
+        shapes.append((before.shape, hidden.shape))
+    return [
+        StageShapes(
+            tuple(before) if index == 0 else _sequence_shard(before, tp),
+            (*after[:-1], after[-1] // tp) if index == len(stages) - 1 else _sequence_shard(after, tp),
+            dtype,
+        )
+        for index, (before, after) in enumerate(shapes)
+    ]
+
+
+def _sequence_shard(shape: Sequence[int], tp: int) -> tuple[int, ...]:
+    return (shape[0], shape[1] // tp, *shape[2:])
+
+
+class Pipeline:
+    """The stages of one rank under one schedule; its torch schedule is built at the first step of each number of slots."""
+
+    def __init__(
+        self,
+        modules: Sequence[nn.Module],
+        indices: Sequence[int],
+        shapes: Sequence[StageShapes],
+        mesh: Mesh,
+        loss: LossFunction,
+    ) -> None:
+        """modules, indices: this rank's, in the order of the model. shapes: of all stages. loss: (logits, targets, valid_tokens)."""
+        self.modules, self.indices, self.shapes = modules, indices, shapes
+        self.mesh, self.loss, self.group = mesh, loss, mesh.groups["pp"]
+        self.facts = schedule_named(mesh.schedule)
+        self.has_first, self.has_last = indices[0] == 0, indices[-1] == len(shapes) - 1
+        self._schedules: dict[int, Any] = {}
+
+    def step(self, batch: Any, valid_tokens: int) -> Tensor:
+        """Forward and backward of every slot; this rank's loss, 0 where it doesn't hold the last stage."""
+        losses: list[Tensor] = []
+        self._schedule(batch.num_slots).step(
+            *((batch.tokens,) if self.has_first else ()),
+            target=batch.targets if self.has_last else None,
+            losses=losses,
+            return_outputs=False,
+            loss_kwargs={"valid_tokens": valid_tokens},
+            position_ids=batch.position_ids,
+            document_ids=batch.document_ids,
+        )
+        return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self.mesh.device)
+
+    def _schedule(self, num_slots: int) -> Any:
+        if num_slots not in self._schedules:
+            needed = multiple_of(self.mesh.schedule, self.mesh.sizes["pp"])
+            assert num_slots % needed == 0, f"{self.mesh.schedule} needs a multiple of {needed} slots, not {num_slots}"
+            stages = [self._stage(module, index) for module, index in zip(self.modules, self.indices, strict=True)]
+            schedule_class: Any = getattr(torch_schedules, self.facts.class_name)
+            self._schedules[num_slots] = schedule_class(
+                stages if self.facts.many_stages else stages[0],
+                n_microbatches=num_slots,
+                loss_fn=self.loss,
+                scale_grads=False,
+            )
+        return self._schedules[num_slots]
+
+    def _stage(self, module: nn.Module, index: int) -> PipelineStage:
+        return PipelineStage(
+            module,
+            index,
+            len(self.shapes),
+            self.mesh.device,
+            input_args=(self._input(index),),
+            output_args=(self._hidden(self.shapes[index].outputs, index, requires_grad=True),),
+            group=self.group,
+        )
+
+    def _input(self, index: int) -> Tensor:
+        shapes = self.shapes[index]
+        if index == 0:
+            return torch.empty(shapes.inputs, dtype=torch.int64, device="meta")
+        return self._hidden(shapes.inputs, index, requires_grad=True)
+
+    def _hidden(self, shape: tuple[int, ...], index: int, *, requires_grad: bool) -> Tensor:
+        return torch.empty(shape, dtype=self.shapes[index].dtype, device="meta", requires_grad=requires_grad)
+
+    @torch.no_grad()
+    def evaluate(self, batch: Any, valid_tokens: int) -> Tensor:
+        """Loss of every slot by a forward pass alone; 0 where this rank doesn't hold the last stage."""
+        slots = range(batch.num_slots)
+        parts = {name: _chunks(getattr(batch, name), batch.num_slots) for name in _BATCH_FIELDS}
+        total = torch.zeros((), device=self.mesh.device)
+        sends: list[dist.Work] = []
+        kept: list[Tensor] = []  # what a send still reads
+        outputs: list[Tensor] = []
+        for module, index in zip(self.modules, self.indices, strict=True):
+            inputs = self._await_inputs(index, parts["tokens"], outputs)
+            outputs = []
+            for slot in slots:
+                hidden = inputs[slot]()
+                output = module(hidden, position_ids=parts["position_ids"][slot], document_ids=parts["document_ids"][slot])
+                if index == len(self.shapes) - 1:
+                    total += self.loss(output, parts["targets"][slot], valid_tokens=valid_tokens)
+                elif self._rank_of(index + 1) == self.group.rank():
+                    outputs.append(output)
+                else:
+                    kept.append(output.contiguous())
+                    sends.append(dist.isend(kept[-1], group=self.group, group_dst=self._rank_of(index + 1)))
+        for send in sends:
+            send.wait()
+        return total
+
+    def _await_inputs(
+        self, index: int, tokens: Sequence[Tensor], own_outputs: Sequence[Tensor]
+    ) -> list[Callable[[], Tensor]]:
+        """For each slot a function that gives the stage's input, waiting for it where it comes from another rank."""
+        if index == 0:
+            return [lambda slot_tokens=t: slot_tokens for t in tokens]  # type: ignore[misc]
+        if own_outputs:
+            return [lambda output=t: output for t in own_outputs]  # type: ignore[misc]
+        source, received = self._rank_of(index - 1), []
+        for _ in tokens:
+            shapes = self.shapes[index]
+            buffer = torch.empty(shapes.inputs, dtype=shapes.dtype, device=self.mesh.device)
+            work = dist.irecv(buffer, group=self.group, group_src=source)
+            received.append((buffer, work))
+        return [lambda buffer=buffer, work=work: (work.wait(), buffer)[1] for buffer, work in received]  # type: ignore[misc]
+
+    def _rank_of(self, index: int) -> int:
+        """Pipeline rank that holds stage `index`."""
+        pp = self.mesh.sizes["pp"]
+        return min(index, 2 * pp - 1 - index) if self.facts.v_shaped else index % pp
+
+
+_BATCH_FIELDS = ("tokens", "targets", "position_ids", "document_ids")
+
+
+def _chunks(tensor: Tensor | None, num_slots: int) -> Sequence[Any]:
+    return [None] * num_slots if tensor is None else tensor.tensor_split(num_slots)
