@@ -1,0 +1,26 @@
+"""Object storage by URL: immutable objects, created exactly once, on files, in memory or on S3 (contract in `base.py`)."""
+
+from phalanx.objects.base import (
+    ObjectExists,
+    ObjectInfo,
+    ObjectMissing,
+    ObjectStore,
+    ObjectWriter,
+    StorageSettings,
+    StoreDenied,
+    StoreError,
+)
+from phalanx.objects.open import fsspec_options, open_store
+
+__all__ = [
+    "ObjectExists",
+    "ObjectInfo",
+    "ObjectMissing",
+    "ObjectStore",
+    "ObjectWriter",
+    "StorageSettings",
+    "StoreDenied",
+    "StoreError",
+    "fsspec_options",
+    "open_store",
+]

@@ -1,0 +1,198 @@
+"""The contract of an object store: immutable objects under string keys, each created exactly once.
+
+Every store promises the same, whatever holds the bytes:
+  read     exactly the bytes asked for, or an error; never fewer
+  create   all or nothing, durable at return, and never over an existing object, however many writers race
+  writer   the same for a streamed object: nothing exists under the key before `commit`
+  list     what is there now, sorted by key; never from a cache
+  delete   idempotent
+A key is a relative path with `/` between its segments. Writing the same key twice is an error even where the bytes agree; see `create`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Literal, Self
+
+from phalanx.core.digest import BytesLike
+from phalanx.core.errors import OutsideError, PhalanxError
+
+MAX_KEY_BYTES, MAX_SEGMENT_BYTES = 1024, 255
+TEMPORARY_SUFFIX = ".phalanx-tmp"
+
+
+class ObjectMissing(Exception):  # noqa: N818 - a signal that callers handle, not a failure
+    """No object has this key."""
+
+
+class ObjectExists(Exception):  # noqa: N818 - a signal that callers handle, not a failure
+    """An object with this key was there already; it was not touched."""
+
+
+class StoreDenied(PhalanxError):
+    """The store refuses us: permissions, credentials, or a bucket or folder that is not there. The user must change something."""
+
+
+class StoreError(OutsideError):
+    """The store failed and did not mend before the deadline, or it does not hold the bytes that were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class StorageSettings:
+    """How to reach one store: the `[storage.NAME]` section of a job file. None means what the usual AWS variables and files say.
+
+    endpoint: URL of an S3-compatible server. addressing: bucket in the path or in the host name (None: path with an endpoint of one's
+    own, virtual on AWS). ca_bundle: PEM file with the certificates to trust. profile: section of the AWS files.
+    """
+
+    endpoint: str | None = None
+    region: str | None = None
+    addressing: Literal["path", "virtual"] | None = None
+    ca_bundle: str | None = None
+    profile: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One stored object: its key, relative to the store that was asked, and its size."""
+
+    key: str
+    num_bytes: int
+
+
+def check_key(key: str) -> str:
+    """`key` itself if every store can hold it, else StoreDenied: relative, no empty, `.` or `..` segment, no control character."""
+    segments = key.split("/")
+    if any(segment in ("", ".", "..") for segment in segments):
+        problem = "a relative path without empty, '.' or '..' segments"
+    elif not key.isprintable() or "\\" in key:
+        problem = "printable characters without a backslash"
+    elif len(key.encode()) > MAX_KEY_BYTES or any(len(segment.encode()) > MAX_SEGMENT_BYTES for segment in segments):
+        problem = f"at most {MAX_KEY_BYTES} bytes, {MAX_SEGMENT_BYTES} in a segment"
+    elif any(segment.endswith(TEMPORARY_SUFFIX) for segment in segments):
+        problem = f"no segment that ends in {TEMPORARY_SUFFIX}, which marks files being written"
+    else:
+        return key
+    raise StoreDenied("object key", value=key, expected=problem, remedy="choose another name")
+
+
+def as_view(data: BytesLike) -> memoryview:
+    """`data` as a flat view of bytes, without a copy where it is contiguous."""
+    view = memoryview(data)
+    return view.cast("B") if view.contiguous else memoryview(view.tobytes())
+
+
+def check_range(where: str, num_bytes: int, offset: int, length: int | None) -> int:
+    """How many bytes a read of [offset, offset + length) takes from an object of `num_bytes`; StoreError if they are not all there."""
+    wanted = max(num_bytes - offset, 0) if length is None else length
+    if offset < 0 or wanted < 0 or offset + wanted > num_bytes:
+        raise StoreError(f"{where}: bytes {offset} to {offset + wanted} were asked of an object of {num_bytes} bytes")
+    return wanted
+
+
+class ObjectWriter(ABC):
+    """A streamed object: `with store.writer(key) as w: w.write(...); w.commit()`. Leaving without `commit` leaves nothing."""
+
+    @abstractmethod
+    def write(self, chunk: BytesLike) -> None:
+        """Appends `chunk`; the bytes are taken before the call returns."""
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Makes the object exist, whole and durable. Raises ObjectExists if the key was taken, StoreDenied, StoreError."""
+
+    @abstractmethod
+    def abort(self) -> None:
+        """Drops what was written; does nothing after `commit`. Called on leaving the context."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.abort()
+
+
+class ObjectStore(ABC):
+    """Objects below one URL. Instances are safe to share between threads, but not to carry over a fork.
+
+    Every method may raise StoreDenied (the user must change something) and StoreError (broken until the deadline).
+    """
+
+    url: str
+
+    @abstractmethod
+    def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        """Bytes [offset, offset + length) of an object (length None: to its end). Raises ObjectMissing; StoreError if it is shorter."""
+
+    @abstractmethod
+    def info(self, key: str) -> ObjectInfo:
+        """Size of an object. Raises ObjectMissing."""
+
+    @abstractmethod
+    def create(self, key: str, data: BytesLike) -> None:
+        """Makes the object exist, all or nothing, durable at return. Raises ObjectExists, and then nothing was touched.
+
+        Where the reply to our own write was lost, an object with exactly our bytes counts as ours: writers that must tell each other
+        apart put something of their own (a random id) into the bytes.
+        """
+
+    @abstractmethod
+    def writer(self, key: str) -> ObjectWriter:
+        """A streamed create for what does not fit in memory; see ObjectWriter."""
+
+    @abstractmethod
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Every object whose key starts with `prefix`, at any depth, sorted by key, as the store has it now."""
+
+    @abstractmethod
+    def delete(self, key: str) -> None:
+        """Removes an object; one that is not there is no error."""
+
+    def creates_large_objects_in_parts(self) -> bool | None:
+        """Whether an upload in parts is create-only here too (found by trying it). None: this store has no such uploads."""
+        return None
+
+    def within(self, prefix: str) -> ObjectStore:
+        """The same store seen from below `prefix` (no object called `prefix/` need exist)."""
+        return ScopedStore(self, prefix)
+
+
+class ScopedStore(ObjectStore):
+    """A store whose keys all lie below a prefix of another store."""
+
+    def __init__(self, store: ObjectStore, prefix: str) -> None:
+        self._store, self._prefix = store, check_key(prefix.strip("/")) + "/"
+        self.url = f"{store.url.rstrip('/')}/{self._prefix.rstrip('/')}"
+
+    def _full(self, key: str) -> str:
+        return self._prefix + check_key(key)
+
+    def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        return self._store.read(self._full(key), offset, length)
+
+    def info(self, key: str) -> ObjectInfo:
+        return ObjectInfo(key, self._store.info(self._full(key)).num_bytes)
+
+    def create(self, key: str, data: BytesLike) -> None:
+        self._store.create(self._full(key), data)
+
+    def writer(self, key: str) -> ObjectWriter:
+        return self._store.writer(self._full(key))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        for info in self._store.list(self._prefix + prefix):
+            yield ObjectInfo(info.key.removeprefix(self._prefix), info.num_bytes)
+
+    def delete(self, key: str) -> None:
+        self._store.delete(self._full(key))
+
+    def creates_large_objects_in_parts(self) -> bool | None:
+        return self._store.creates_large_objects_in_parts()
+
+    def within(self, prefix: str) -> ObjectStore:
+        return ScopedStore(self._store, self._prefix + prefix.strip("/"))

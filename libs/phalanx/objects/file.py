@@ -1,0 +1,221 @@
+"""`file://`: objects as files below a root folder, on a local disk or a shared POSIX file system.
+
+An object is written to a temporary file in its own folder, fsynced, and then hard-linked to its name: link(2) is atomic and fails if the
+name exists, which makes it create-only whoever races. The folder is fsynced before `create` returns. A writer that is killed leaves at
+most a temporary file, which no listing shows and no other writer meets. Calls on a dead network file system cannot be interrupted: a
+mount's own time-out is their deadline.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from phalanx.core.digest import BytesLike
+from phalanx.objects.base import (
+    TEMPORARY_SUFFIX,
+    ObjectExists,
+    ObjectInfo,
+    ObjectMissing,
+    ObjectStore,
+    ObjectWriter,
+    StoreDenied,
+    StoreError,
+    as_view,
+    check_key,
+    check_range,
+)
+
+_FOLDER_RACES = 16
+
+
+@contextmanager
+def translated(path: Path) -> Iterator[None]:
+    """Turns the operating system's errors into the store's: what the user must change apart from what broke."""
+    try:
+        yield
+    except PermissionError as error:
+        raise StoreDenied(
+            str(error.filename or path),
+            expected="a path this user may use",
+            remedy="change its permissions or choose another storage URL",
+        ) from error
+    except NotADirectoryError as error:
+        raise StoreDenied(
+            str(error.filename or path),
+            expected="a folder, found a file",
+            remedy="move the file away or choose another storage URL",
+        ) from error
+    except OSError as error:
+        if error.errno == errno.EROFS:
+            raise StoreDenied(
+                str(path),
+                expected="a file system that can be written",
+                remedy="remount it or choose another storage URL",
+            ) from error
+        raise StoreError(f"{path}: {error.strerror or error}") from error
+
+
+class FileStore(ObjectStore):
+    """Objects below `root`, which is created with the first object."""
+
+    def __init__(self, root: Path) -> None:
+        assert root.is_absolute(), root
+        self.root, self.url = root, f"file://{root}"
+
+    def _path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+    def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        path = self._path(key)
+        with _open_object(path, key) as file:
+            wanted = check_range(str(path), os.fstat(file).st_size, offset, length)
+            return _read_exactly(file, path, offset, wanted)
+
+    def info(self, key: str) -> ObjectInfo:
+        with _open_object(self._path(key), key) as file:
+            return ObjectInfo(key, os.fstat(file).st_size)
+
+    def create(self, key: str, data: BytesLike) -> None:
+        with self.writer(key) as writer:
+            writer.write(data)
+            writer.commit()
+
+    def writer(self, key: str) -> ObjectWriter:
+        return FileWriter(self.root, self._path(key), key)
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        found: list[ObjectInfo] = []
+        folder = prefix.rpartition("/")[0]
+        with translated(self.root):
+            _collect(self.root / check_key(folder) if folder else self.root, folder, found)
+        yield from sorted((info for info in found if info.key.startswith(prefix)), key=lambda info: info.key)
+
+    def delete(self, key: str) -> None:
+        path = self._path(key)
+        with translated(path), suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
+            path.unlink()
+            _prune(self.root, path.parent)
+
+
+class FileWriter(ObjectWriter):
+    """One object on its way: an open temporary file beside its final name."""
+
+    def __init__(self, root: Path, path: Path, key: str) -> None:
+        self._root, self._path, self._key = root, path, key
+        self._temporary = path.parent / f".{uuid.uuid4().hex}{TEMPORARY_SUFFIX}"
+        with translated(path):
+            if path.exists():
+                raise _taken(path, key)
+            self._file = _open_new(self._temporary)
+
+    def write(self, chunk: BytesLike) -> None:
+        rest = as_view(chunk)
+        with translated(self._temporary):
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+
+    def commit(self) -> None:
+        with translated(self._path):
+            os.fsync(self._file)
+            try:
+                os.link(self._temporary, self._path)
+            except FileExistsError as error:
+                # A network file system may repeat a link whose reply was lost: two names mean that the link is ours.
+                if os.fstat(self._file).st_nlink != 2:
+                    raise _taken(self._path, self._key) from error
+            self.abort()
+            _sync_folder(self._path.parent)
+
+    def abort(self) -> None:
+        if self._file < 0:
+            return
+        os.close(self._file)
+        self._file = -1
+        with translated(self._temporary), suppress(FileNotFoundError):
+            self._temporary.unlink()
+            _prune(self._root, self._path.parent)
+
+
+def _taken(path: Path, key: str) -> Exception:
+    if path.is_dir():
+        return StoreError(f"{path}: is a folder of other objects, so no object can have its name")
+    return ObjectExists(key)
+
+
+@contextmanager
+def _open_object(path: Path, key: str) -> Iterator[int]:
+    with translated(path):
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise ObjectMissing(key) from error
+        try:
+            if path.is_dir():
+                raise ObjectMissing(key)
+            yield file
+        finally:
+            os.close(file)
+
+
+def _read_exactly(file: int, path: Path, offset: int, length: int) -> bytes:
+    data = os.pread(file, length, offset)
+    while len(data) < length:  # one call returns 2 GiB at most, and less on a signal
+        more = os.pread(file, length - len(data), offset + len(data))
+        if not more:
+            raise StoreError(f"{path}: ends at byte {offset + len(data)}; it became shorter while it was read")
+        data += more
+    return data
+
+
+def _open_new(temporary: Path) -> int:
+    """Opens a new file, making its folders; tries again where a deleter pruned an empty folder in between."""
+    for _ in range(_FOLDER_RACES):
+        _make_folders(temporary.parent)
+        with suppress(FileNotFoundError):
+            return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    raise StoreError(f"{temporary.parent}: the folder vanished {_FOLDER_RACES} times while an object was created in it")
+
+
+def _make_folders(folder: Path) -> None:
+    """Makes missing folders, each durable in its parent."""
+    if folder.is_dir():
+        return
+    _make_folders(folder.parent)
+    with suppress(FileNotFoundError):
+        folder.mkdir(exist_ok=True)
+        _sync_folder(folder.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def _prune(root: Path, folder: Path) -> None:
+    """Removes folders that became empty, up to the root, which stays."""
+    with suppress(OSError):  # not empty any more, or already gone: both are as it should be
+        while folder != root:
+            folder.rmdir()
+            folder = folder.parent
+
+
+def _collect(folder: Path, key: str, found: list[ObjectInfo]) -> None:
+    """Adds the objects below `folder`, whose own key is `key`; what vanishes meanwhile is left out."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            name = f"{key}/{entry.name}" if key else entry.name
+            if entry.name.endswith(TEMPORARY_SUFFIX):
+                continue
+            with suppress(FileNotFoundError):
+                if entry.is_dir():
+                    _collect(Path(entry.path), name, found)
+                else:
+                    found.append(ObjectInfo(name, entry.stat().st_size))
