@@ -79,6 +79,11 @@ class Gang:
         ended = {death.rank for death in self._exits}
         return tuple(rank for rank in sorted(self.pids) if rank not in ended)
 
+    @property
+    def failing(self) -> bool:
+        """Whether a rank has raised or ended badly: its peers are being ended."""
+        return bool(self._errors) or any(death.exit_code != 0 for death in self._exits)
+
     def events(self, timeout_s: float) -> Iterator[Event]:
         """What ranks report and how they end, as it comes, for `timeout_s` or until the gang is over and all was told."""
         deadline_s = time.monotonic() + timeout_s

@@ -23,6 +23,7 @@ from phalanx.gang.order import GangOrder
 
 MASTER_ADDRESS = "127.0.0.1"
 EXIT_ERROR, EXIT_USER_ERROR = 1, 2
+FLUSH_DEADLINE_S = 3
 LOG = logging.getLogger(__name__)
 
 
@@ -51,6 +52,8 @@ def run(seat: Seat, not_mine: Iterable[int]) -> NoReturn:
         report = PipeReport(seat.report_fd)
         code = _reported(lambda: _settle_and_call(seat, report), report)
     finally:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(FLUSH_DEADLINE_S)  # a stream that nobody reads must not keep the rank alive
         logging.shutdown()
         for stream in (sys.stdout, sys.stderr):
             with suppress(OSError, ValueError):
@@ -79,9 +82,8 @@ def _reported(action: Callable[[], None], report: PipeReport) -> int:
         report("error", **describe(stop))
         return stop.code if isinstance(stop.code, int) else EXIT_ERROR
     except BaseException as error:  # torch has errors that are no Exception
-        LOG.exception("the rank's entry raised")
-        traceback.print_exc()
         report("error", **describe(error))
+        LOG.exception("the rank's entry raised")
         return EXIT_USER_ERROR if isinstance(error, PhalanxError) else EXIT_ERROR
     return 0
 

@@ -49,8 +49,9 @@ class StopSignals:
                 self._old[signum] = signal.signal(signum, self._on_signal)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) ->
-    None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         for signum, handler in self._old.items():
             signal.signal(signum, handler if handler is not None else signal.SIG_DFL)
         self._old.clear()
@@ -124,8 +125,8 @@ class _Attempt:
                 self._take(TICK_S)
                 if self._stop.count and self._follow_stop():
                     break
-                if self._is_hanging():
-                    return self._end(self._hang_cause())
+                if hang := self._find_hang():
+                    return self._end(hang)
             return self._end(None)
         finally:
             if not self._gang.over:
@@ -154,9 +155,13 @@ class _Attempt:
         self._on_event(_own_event("killing", {}, self._clock))
         return True
 
-    def _is_hanging(self) -> bool:
-        return bool(not self._gang.over and self._watch.late(self._clock()))
-
-    def _hang_cause(self) -> Cause:
+    def _find_hang(self) -> Cause | None:
+        """The cause, when a rank is late and still is once the stacks are taken; never in a gang that is failing already."""
+        if not self._watch.late(self._clock()):
+            return None
+        stacks = self._gang.stacks(STACKS_DEADLINE_S)
+        self._take(0.0)
         now_s = self._clock()
-        return self._watch.cause(now_s, self._gang.stacks(STACKS_DEADLINE_S))
+        if self._gang.over or self._gang.failing or not self._watch.late(now_s):
+            return None
+        return self._watch.cause(now_s, stacks)
