@@ -1,0 +1,79 @@
+"""`Control`: the one interface between a rank's loop and whoever keeps the run alive.
+
+Alone (`phalanx run`, torchrun) `StorageControl` serves it from object storage; beside an agent the same calls go through the agent's socket.
+The loop asks for a plan up to a horizon, never reads past it, obeys orders at step boundaries only, and hands over what must be committed.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import Protocol
+
+from phalanx.lineage import Manifest
+
+
+class Orders(enum.IntFlag):
+    """What the next step boundary must do; all ranks obey the union of what any rank was told."""
+
+    NONE = 0
+    STOP = 1
+    CHECKPOINT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What may be read: no window of a step after `horizon_step`, until renewed.
+
+    zero_weight: half-open ranges of window positions that keep their places but carry no loss (skipped or damaged).
+    """
+
+    horizon_step: int
+    zero_weight: tuple[tuple[int, int], ...]
+    journal_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How an attempt starts: its number, the checkpoint it continues from (None: from step 0) and its first plan."""
+
+    attempt: int
+    parent: Manifest | None
+    plan: Plan
+
+
+class Commit(Protocol):
+    """A checkpoint on its way; `wait` returns when it exists and raises when it never will."""
+
+    @property
+    def done(self) -> bool: ...
+
+    def wait(self, deadline_s: float) -> None: ...
+
+
+class Control(Protocol):
+    """What the loop needs from outside the gang; every call has a deadline and is made by every rank in the same order."""
+
+    def open(self) -> Opening:
+        """Opens the attempt (once a gang) and returns the same opening on every rank."""
+        ...
+
+    def renew(self, step: int) -> Plan:
+        """The plan that holds from `step` on, with a horizon beyond it."""
+        ...
+
+    def refuse_parent(self, parent: Manifest, why: str) -> None:
+        """This rank can't restore `parent`: the attempt will end, and no later one may start from it."""
+        ...
+
+    def orders(self) -> Orders:
+        """Orders that reached this rank since the last call; never blocks."""
+        ...
+
+    def commit(self, manifest: Manifest) -> Commit:
+        """Begins to commit the checkpoint that `manifest` drafts, once the parts of all ranks are stored."""
+        ...
+
+    def close(self) -> None:
+        """Ends the connection; pending commits must have been waited for."""
+        ...

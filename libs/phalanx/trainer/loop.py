@@ -1,0 +1,134 @@
+"""The training loop of one rank, top to bottom."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+import torch.distributed as dist
+
+from phalanx.core.errors import PhalanxError
+from phalanx.trainer.control import Orders
+from phalanx.trainer.recorder import StepResult
+from phalanx.trainer.schedule import learning_rate_factor
+from phalanx.trainer.session import Session, loader_state
+
+
+class Ending(StrEnum):
+    """Why the loop ended."""
+
+    FINISHED = "finished"
+    STOPPED = "stopped"
+
+
+def train(session: Session) -> Ending:
+    """Steps until the job's last step or an order to stop; the state at the end is committed before this returns."""
+    job, model, optimizer, saver = session.prepared.job, session.model, session.optimizer, session.saver
+    plan, word = session.opening.plan, Word.none()
+    session.phases.enter("first_step", session.step + 1)
+    while session.step < job.training.steps and Orders.STOP not in word.orders:
+        started = time.perf_counter()
+        if session.step >= plan.horizon_step:
+            plan = session.control.renew(session.step)
+            session.feed.follow(plan)
+        session.step += 1
+        inputs = session.feed.take(session.step)
+        loss = model.forward_backward(inputs.batch, max(1, inputs.valid_tokens))
+        model.finish_gradients()
+        word = agree(session, loss, model.gradient_square_sum())
+        lr_factor = learning_rate_factor(session.step, job.lr_scheduler)
+        if word.is_finite:
+            optimizer.update(model.gradients(), word.gradient_norm, lr_factor)
+        else:
+            refuse_update(session, word)
+        model.zero_gradients()
+        result = StepResult(
+            session.step, word.loss, word.gradient_norm, inputs.valid_tokens, time.perf_counter() - started, inputs.wait_s
+        )
+        session.recorder.add(result, inputs.windows.rows)
+        tell(session, result, lr_factor * job.optimizer.lr)
+        evaluate_when_due(session)
+        is_ordered = word.orders & (Orders.STOP | Orders.CHECKPOINT) or session.step == job.training.steps
+        if is_ordered or (saver.due(session.step) and not saver.skips(word.is_any_busy)):
+            session.phases.enter("save", session.step)
+            saver.save(loader_state(session), plan.journal_digest, {"num_updates": optimizer.num_updates})
+        saver.check()
+        session.phases.enter("step", session.step + 1)
+    session.phases.enter("save", session.step)
+    saver.finish()
+    dist.barrier()
+    return Ending.FINISHED if session.step >= job.training.steps else Ending.STOPPED
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What all ranks agree on at a step boundary, by one all-reduce."""
+
+    loss: float
+    gradient_norm: float
+    orders: Orders
+    is_any_busy: bool
+
+    @staticmethod
+    def none() -> Word:
+        """Before the first step."""
+        return Word(0.0, 0.0, Orders.NONE, False)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether the update may be applied."""
+        return math.isfinite(self.loss) and math.isfinite(self.gradient_norm)
+
+
+def agree(session: Session, loss: torch.Tensor, square_sum: torch.Tensor) -> Word:
+    """Sums the ranks' parts of loss and squared norm, and joins their orders; the same on every rank."""
+    orders = session.control.orders()
+    flags = [float(Orders.STOP in orders), float(Orders.CHECKPOINT in orders), float(session.saver.busy)]
+    word = torch.cat((torch.stack((loss.detach(), square_sum)).double(), torch.tensor(flags, dtype=torch.float64, device=loss.device)))
+    dist.all_reduce(word)
+    loss_sum, square, stops, checkpoints, busy = word.tolist()
+    joined = (Orders.STOP if stops else Orders.NONE) | (Orders.CHECKPOINT if checkpoints else Orders.NONE)
+    return Word(loss_sum, math.sqrt(square) if square >= 0 else math.nan, joined, busy > 0)
+
+
+def refuse_update(session: Session, word: Word) -> None:
+    """All ranks saw the same non-finite step: by the job's policy they leave its update out, or end."""
+    session.report("non_finite", step=session.step, loss=repr(word.loss), gradient_norm=repr(word.gradient_norm))
+    if session.prepared.job.training.non_finite == "stop":
+        raise PhalanxError(
+            f"step {session.step}",
+            value=f"loss {word.loss}, gradient norm {word.gradient_norm}",
+            expected="finite numbers, since training.non_finite is 'stop'",
+            remedy="lower optimizer.lr, or set training.non_finite = \"skip\" in a new job",
+        )
+
+
+def tell(session: Session, result: StepResult, lr: float) -> None:
+    """One progress event from rank 0; finite numbers only, as JSON has no others."""
+    job = session.prepared.job
+    if session.rank == 0 and (result.step % job.metrics.log_freq == 0 or result.step == job.training.steps):
+        tokens = job.training.global_batch_size * job.training.seq_len
+        session.report(
+            "progress",
+            step=result.step,
+            loss=result.loss if math.isfinite(result.loss) else None,
+            gradient_norm=result.gradient_norm if math.isfinite(result.gradient_norm) else None,
+            lr=lr,
+            tokens=tokens,
+            step_time_s=result.step_time_s,
+            data_wait_s=result.data_wait_s,
+        )
+
+
+def evaluate_when_due(session: Session) -> None:
+    """Held-out loss every `validation.freq` steps and at the last one."""
+    job = session.prepared.job
+    if session.evaluator is None or (session.step % job.validation.freq and session.step != job.training.steps):
+        return
+    session.phases.enter("evaluation", session.step)
+    loss = session.evaluator.loss()
+    if session.rank == 0:
+        session.report("evaluation", step=session.step, loss=loss if math.isfinite(loss) else None)

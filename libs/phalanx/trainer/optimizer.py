@@ -1,0 +1,78 @@
+"""AdamW over the plain local pieces of the parameters: the optimizer never learns of meshes, so its state has the parameters' boxes.
+
+Every local piece is fp32 and aliases the model's master storage. A piece may be empty on some ranks; it takes no part there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from phalanx.core.box import HeldTensor
+from phalanx.spec import Job
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class Optimizer:
+    """One update of all parameters from plain local gradients, clipped by the global norm.
+
+    AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (2019), algorithm 2; tensors of rank 0 and 1 (norms, biases)
+    are not decayed.
+    """
+
+    def __init__(self, job: Job, parameters: Sequence[HeldTensor]) -> None:
+        settings = job.optimizer
+        self._max_norm = job.training.max_norm
+        self._peak_lr = settings.lr
+        self.num_updates = 0
+        self._held = list(parameters)
+        self._params = [torch.nn.Parameter(held.local, requires_grad=True) for held in parameters]
+        groups = [
+            {"params": [p for h, p in self._pairs() if len(h.global_shape) > 1], "weight_decay": settings.weight_decay},
+            {"params": [p for h, p in self._pairs() if len(h.global_shape) <= 1], "weight_decay": 0.0},
+        ]
+        self._adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]],
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+            fused=settings.implementation == "fused",
+            foreach=settings.implementation == "foreach",
+        )
+        for param in self._params:
+            moments = {moment: torch.zeros_like(param, requires_grad=False) for moment in MOMENTS}
+            self._adamw.state[param] = {"step": torch.tensor(0.0), **moments}
+
+    def _pairs(self) -> list[tuple[HeldTensor, torch.nn.Parameter]]:
+        return [(h, p) for h, p in zip(self._held, self._params, strict=True) if p.numel()]
+
+    def update(self, gradients: Sequence[torch.Tensor | None], gradient_norm: float, lr_factor: float) -> None:
+        """Applies one step; `gradients` are aligned with the parameters and are scaled in place by min(1, max_norm / norm)."""
+        scale = min(1.0, self._max_norm / (gradient_norm + 1e-6)) if self._max_norm > 0 else 1.0
+        for param, gradient in zip(self._params, gradients, strict=True):
+            param.grad = gradient if param.numel() else None
+        if scale < 1.0:
+            torch._foreach_mul_([p.grad for p in self._params if p.grad is not None], scale)
+        for group in self._adamw.param_groups:
+            group["lr"] = self._peak_lr * lr_factor
+        self._adamw.step()
+        self.num_updates += 1
+        for param in self._params:
+            param.grad = None
+
+    def state(self) -> list[HeldTensor]:
+        """The moments as held tensors `optim.<parameter>.<moment>`, with the boxes and replicas of their parameters."""
+        return [
+            replace(held, name=f"optim.{held.name}.{moment}", local=self._adamw.state[param][moment])
+            for held, param in zip(self._held, self._params, strict=True)
+            for moment in MOMENTS
+        ]
+
+    def resume(self, num_updates: int) -> None:
+        """Continues the bias correction after the moments were restored in place."""
+        self.num_updates = num_updates
+        for param in self._params:
+            self._adamw.state[param]["step"].fill_(float(num_updates))

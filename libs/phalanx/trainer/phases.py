@@ -1,0 +1,42 @@
+"""Tells the gang what a rank is doing and by when it must be done, so that a silent rank is found and its stack shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+
+class DeadlineSection(Protocol):
+    """What is read of the job's `[deadlines]`, in seconds."""
+
+    @property
+    def init_s(self) -> float: ...
+    @property
+    def restore_s(self) -> float: ...
+    @property
+    def first_step_s(self) -> float: ...
+    @property
+    def step_s(self) -> float: ...
+    @property
+    def save_s(self) -> float: ...
+    @property
+    def evaluation_s(self) -> float: ...
+
+
+class Phases:
+    """Reports each phase as it is entered, with its own time budget; a rank is late when it neither leaves nor renews it in time."""
+
+    def __init__(self, report: Callable[..., None], deadlines: DeadlineSection) -> None:
+        self._report = report
+        self._budget_s: dict[str, float] = {
+            "init": deadlines.init_s,
+            "restore": deadlines.restore_s,
+            "first_step": deadlines.first_step_s,
+            "step": deadlines.step_s,
+            "save": deadlines.save_s,
+            "evaluation": deadlines.evaluation_s,
+        }
+
+    def enter(self, name: str, step: int, **fields: Any) -> None:
+        """From now on this rank does `name` for `step`."""
+        self._report("phase", name=name, step=step, deadline_s=self._budget_s[name], **fields)

@@ -1,0 +1,177 @@
+"""What can be known to be wrong before a rank starts: data, vocabulary, model class, storage, identity. No torch unless a class asks for it.
+
+Everything found is a PhalanxError, as `phalanx.spec` raises for values. The result is all that ranks need, in plain JSON.
+"""
+
+from __future__ import annotations
+
+import importlib
+import uuid
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from phalanx.core.digest import digest_of
+from phalanx.core.errors import PhalanxError
+from phalanx.lineage import JobRecord, Lineage
+from phalanx.objects import ObjectStore, StorageSettings, open_store
+from phalanx.spec import Job, Layout, parse_job
+from phalanx.spec.job import plain
+from phalanx.stream.manifest import Split, open_split
+from phalanx.stream.plan import refuse_held_out
+from phalanx.trainer.code import code_digest
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A job that may start: its layout, what its data is, and under which digests it goes."""
+
+    job: Job
+    layout: Layout
+    identity_digest: str
+    placement_digest: str
+    code_digest: str
+    tokenizer_digest: str
+
+
+def store_at(job: Job, url: str) -> ObjectStore:
+    """The store at `url` with the settings that the job's `[storage]` gives its bucket."""
+    section = job.storage_settings(url)
+    return open_store(url, StorageSettings(**section.model_dump()))
+
+
+def job_store(job: Job) -> ObjectStore:
+    """The store rooted at the job: `<job.storage>/projects/<project>/jobs/<name>/`."""
+    return store_at(job, job.job.storage).within(f"projects/{job.job.project}/jobs/{job.job.name}/")
+
+
+def prepare(job: Job, world_size: int) -> Prepared:
+    """Checks everything and creates the job in storage, or continues the one that is there.
+
+    Raises PhalanxError (or Problems) for whatever the user must change, StoreError where storage does not answer.
+    """
+    layout = job.layout(world_size)
+    _check_built(job, layout)
+    split = _training_split(job)
+    _check_held_out(job, split)
+    _check_vocabulary(job, split)
+    _check_model_class(job)
+    identity_digest = job.identity_digest({"train": split.digest})
+    _create_job(job, identity_digest, split)
+    return Prepared(
+        job=job,
+        layout=layout,
+        identity_digest=identity_digest,
+        placement_digest=digest_of(job.placement(world_size)),
+        code_digest=code_digest(),
+        tokenizer_digest=split.tokenizer_digest,
+    )
+
+
+def _create_job(job: Job, identity_digest: str, split: Split) -> JobRecord:
+    return Lineage(job_store(job)).create_job(
+        request_id=uuid.uuid4().hex,
+        spec=plain(job),
+        identity={**job.identity(), "data_digests": {"train": split.digest}},
+        identity_digest=identity_digest,
+    )
+
+
+def _training_split(job: Job) -> Split:
+    split = open_split(store_at(job, job.data.train))
+    refuse_held_out(split)
+    return split
+
+
+def _check_held_out(job: Job, train: Split) -> None:
+    if job.data.held_out is None:
+        if job.validation.freq:
+            raise PhalanxError(
+                "data.held_out",
+                expected="the URL of a held-out split, since validation.freq is set",
+                remedy="name the held_out folder that `phalanx data prepare` wrote, or set validation.freq = 0",
+            )
+        return
+    held_out = open_split(store_at(job, job.data.held_out))
+    if not held_out.is_held_out:
+        raise PhalanxError(
+            "data.held_out",
+            value=job.data.held_out,
+            expected="a split that was held out at preparation",
+            remedy="name the held_out folder that lies beside the training split",
+        )
+    if job.data.held_out_digest not in (None, held_out.digest):
+        raise PhalanxError(
+            "data.held_out_digest",
+            value=job.data.held_out_digest,
+            expected=f"the digest of the split at {job.data.held_out}, {held_out.digest}",
+            remedy="correct the URL or the digest",
+        )
+    if held_out.tokenizer_digest != train.tokenizer_digest:
+        raise PhalanxError(
+            "data.held_out",
+            value=job.data.held_out,
+            expected="a split made with the tokenizer of the training split",
+            remedy="prepare both splits together",
+        )
+
+
+def _check_vocabulary(job: Job, split: Split) -> None:
+    vocab_size: Any = getattr(job.model.args, "vocab_size", None)
+    if vocab_size is not None and vocab_size < split.vocab_size:
+        raise PhalanxError(
+            "model.args.vocab_size",
+            value=vocab_size,
+            expected=f"at least the tokenizer's {split.vocab_size} tokens",
+            remedy=f"set model.args.vocab_size = {split.vocab_size} or more, or prepare the data with a smaller tokenizer",
+        )
+
+
+def _check_built(job: Job, layout: Layout) -> None:
+    """Refuses what the job file may say (the planner answers for it) and this version's trainer does not run."""
+    unbuilt = {
+        "parallel.cp": (layout.cp, layout.cp > 1, "1: context parallelism is not in this version's trainer"),
+        "parallel.ep": (layout.ep, layout.ep > 1, "1: expert parallelism is not in this version's trainer"),
+        "model.args.moe": ("given", getattr(job.model.args, "moe", None) is not None, "a dense model: experts are not in this version's trainer"),
+        "model.args.dropout": (
+            getattr(job.model.args, "dropout", 0.0),
+            getattr(job.model.args, "dropout", 0.0) > 0,
+            "0: dropout is not in this version's trainer",
+        ),
+        "training.mixed_precision_reduce": (
+            job.training.mixed_precision_reduce,
+            job.training.mixed_precision_reduce != "float32",
+            "float32: this version's trainer sums gradients in nothing narrower",
+        ),
+    }
+    for key, (value, is_wrong, expected) in unbuilt.items():
+        if is_wrong:
+            raise PhalanxError(key, value=value, expected=expected, remedy="`phalanx plan` accepts it; `phalanx run` does not yet")
+
+
+def _check_model_class(job: Job) -> None:
+    name = job.model.class_
+    if name is None:
+        return
+    module_name, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), attribute, None)
+    except ImportError as error:
+        raise PhalanxError(
+            "model.class", value=name, expected="an importable package.module:Class", remedy=f"install it or fix the name ({error})"
+        ) from error
+    if not isinstance(found, type):
+        raise PhalanxError(
+            "model.class", value=name, expected=f"a class in {module_name}", remedy=f"{module_name} has no class {attribute!r}"
+        )
+
+
+def to_arguments(prepared: Prepared) -> dict[str, Any]:
+    """`prepared` as the plain JSON that a rank is started with."""
+    return {**asdict(prepared), "job": plain(prepared.job)}
+
+
+def from_arguments(arguments: Mapping[str, Any]) -> Prepared:
+    """The inverse of `to_arguments`."""
+    fields = {name: arguments[name] for name in Prepared.__dataclass_fields__}
+    return Prepared(**{**fields, "job": parse_job(arguments["job"]), "layout": Layout(**arguments["layout"])})

@@ -1,0 +1,68 @@
+"""Collects step records between two checkpoints; they are stored before the checkpoint that covers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from phalanx.lineage import Lineage, ObjectRef, StepRows, WindowRows
+from phalanx.stream.windows import ReadRows
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step gave, the same on every rank but for the two times (seconds; the second is part of the first)."""
+
+    step: int
+    loss: float
+    gradient_norm: float
+    valid_tokens: int
+    step_time_s: float
+    data_wait_s: float
+
+
+class Recorder:
+    """Rows of the steps since the last checkpoint.
+
+    records_windows: one rank of each data-parallel rank writes down what it read. records_steps: one rank of the gang writes the steps.
+    """
+
+    def __init__(self, lineage: Lineage, attempt: int, rank: int, start_step: int, *, records_windows: bool, records_steps: bool) -> None:
+        self._lineage, self._attempt, self._rank = lineage, attempt, rank
+        self._records_windows, self._records_steps = records_windows, records_steps
+        self._last_step = start_step
+        self._windows: list[WindowRows] = []
+        self._steps: list[StepResult] = []
+
+    def add(self, result: StepResult, read: ReadRows) -> None:
+        """Takes the rows of the step that comes after the last one taken."""
+        if self._records_windows:
+            step = np.full(len(read.position), result.step, dtype=np.int64)
+            columns = {name: getattr(read, name) for name in ReadRows.__dataclass_fields__}
+            self._windows.append(WindowRows(step=step, **columns))
+        if self._records_steps:
+            self._steps.append(result)
+
+    def hand_over(self, last_step: int) -> Callable[[], tuple[ObjectRef, ...]]:
+        """Starts anew behind `last_step`; returns what stores the rows up to it (to be called off the training thread)."""
+        first_step, self._last_step = self._last_step + 1, last_step
+        windows, self._windows = self._windows, []
+        steps, self._steps = self._steps, []
+        if not (self._records_windows or self._records_steps) or first_step > last_step:
+            return tuple
+
+        def store() -> tuple[ObjectRef, ...]:
+            rows = WindowRows.concatenate(windows), _step_rows(steps)
+            return (self._lineage.put_records(self._attempt, self._rank, first_step, last_step, *rows),)
+
+        return store
+
+
+def _step_rows(results: list[StepResult]) -> StepRows:
+    """The results as columns."""
+    dtypes = {"step": np.int64, "valid_tokens": np.int64}
+    rows = [asdict(result) for result in results]
+    names = StepRows.__dataclass_fields__
+    return StepRows(**{name: np.array([row[name] for row in rows], dtype=dtypes.get(name, np.float64)) for name in names})

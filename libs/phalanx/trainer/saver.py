@@ -1,0 +1,122 @@
+"""When and how a rank saves: capture, background upload, commit; one save in flight, and its failure ends the attempt by name."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from phalanx.core.box import HeldTensor
+from phalanx.lineage import LoaderState, Manifest
+from phalanx.snapshot.writer import PendingSave, Writer
+from phalanx.trainer.control import Commit, Control
+from phalanx.trainer.recorder import Recorder
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What every manifest of an attempt says besides step and loader: digests of identity, placement, code; the world's size."""
+
+    attempt: int
+    world_size: int
+    identity_digest: str
+    placement_digest: str
+    code_digest: str
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A save whose upload and commit go on."""
+
+    step: int
+    upload: PendingSave
+    commit: Commit
+
+
+class Saver:
+    """Saves every `interval` steps and on order. held: asked for the live tensors at each save.
+
+    when_busy: with the last save still in flight a due one waits for it, or is left out (and counted in `num_skipped`).
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        writer: Writer,
+        recorder: Recorder,
+        stamp: Stamp,
+        held: Callable[[], Sequence[HeldTensor]],
+        *,
+        interval: int,
+        when_busy: Literal["wait", "skip"],
+        deadline_s: float,
+        start_step: int,
+    ) -> None:
+        self._control, self._writer, self._recorder, self._stamp, self._held = control, writer, recorder, stamp, held
+        self._interval, self._when_busy, self._deadline_s = interval, when_busy, deadline_s
+        self._flight: _Flight | None = None
+        self.last_step = start_step
+        self.num_skipped = 0
+
+    def due(self, step: int) -> bool:
+        """Whether `step` is one after which a checkpoint is taken."""
+        return step % self._interval == 0
+
+    def check(self) -> None:
+        """Raises the failure of the save in flight as soon as it is known; never blocks."""
+        flight = self._flight
+        if flight is not None and flight.upload.done() and flight.commit.done:
+            self._land(flight)
+
+    @property
+    def busy(self) -> bool:
+        """Whether this rank has a save in flight."""
+        self.check()
+        return self._flight is not None
+
+    def save(self, loader: LoaderState, journal_digest: str, schedule: dict[str, int | float]) -> None:
+        """Takes the checkpoint of the state after `loader.step`; returns when the tensors are copied. Saving a step twice is one save."""
+        if loader.step == self.last_step:
+            return
+        self.finish()
+        records = self._recorder.hand_over(loader.step)
+        upload = self._writer.save(self._stamp.attempt, loader.step, self._held(), records=records)
+        self._flight = _Flight(loader.step, upload, self._control.commit(self._draft(loader, journal_digest, schedule)))
+        self.last_step = loader.step
+
+    def skips(self, any_rank_busy: bool) -> bool:
+        """Whether the due save is left out by policy; every rank must ask with the same value."""
+        if any_rank_busy and self._when_busy == "skip":
+            self.num_skipped += 1
+            _LOG.warning("a checkpoint was due while the last one was still being written: left out (checkpoint.when_busy)")
+            return True
+        return False
+
+    def finish(self) -> None:
+        """Waits until the save in flight, if any, is committed; raises what failed."""
+        if self._flight is not None:
+            self._land(self._flight)
+
+    def _land(self, flight: _Flight) -> None:
+        flight.upload.wait(self._deadline_s)
+        flight.commit.wait(self._deadline_s)
+        self._flight = None
+
+    def _draft(self, loader: LoaderState, journal_digest: str, schedule: dict[str, int | float]) -> Manifest:
+        stamp = self._stamp
+        return Manifest(
+            attempt=stamp.attempt,
+            step=loader.step,
+            world_size=stamp.world_size,
+            identity_digest=stamp.identity_digest,
+            placement_digest=stamp.placement_digest,
+            code_digest=stamp.code_digest,
+            journal_digest=journal_digest,
+            loader=loader,
+            schedule=schedule,
+            records=(),
+            parts=(),
+        )

@@ -1,0 +1,138 @@
+"""Builds what one rank trains with: mesh, model, optimizer, feed, recorder, saver, evaluator, all from the prepared job and the opening."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from phalanx.core.box import HeldTensor
+from phalanx.lineage import Lineage, LoaderState, Manifest
+from phalanx.objects import ObjectStore
+from phalanx.parallel import Mesh, ParallelModel, build_mesh, multiple_of
+from phalanx.snapshot.errors import DamagedCheckpoint
+from phalanx.snapshot.restore import restore
+from phalanx.snapshot.writer import Writer
+from phalanx.stream.manifest import open_split
+from phalanx.stream.members import ShardIndices
+from phalanx.stream.order import Order
+from phalanx.stream.windows import WindowReader
+from phalanx.trainer.control import Control, Opening
+from phalanx.trainer.evaluator import Evaluator
+from phalanx.trainer.feed import BatchShape, Feed
+from phalanx.trainer.optimizer import Optimizer
+from phalanx.trainer.phases import Phases
+from phalanx.trainer.preflight import Prepared, store_at
+from phalanx.trainer.recorder import Recorder
+from phalanx.trainer.saver import Saver, Stamp
+
+
+@dataclass(slots=True)
+class Session:
+    """One rank's training, ready for the step after `step`. position: window position at which that step's batch starts."""
+
+    prepared: Prepared
+    rank: int
+    mesh: Mesh
+    model: ParallelModel
+    optimizer: Optimizer
+    feed: Feed
+    recorder: Recorder
+    saver: Saver
+    evaluator: Evaluator | None
+    control: Control
+    opening: Opening
+    phases: Phases
+    report: Callable[..., None]
+    step: int
+
+    def state(self) -> list[HeldTensor]:
+        """All tensors of a checkpoint, under their stored names."""
+        return state_of(self.model, self.optimizer)
+
+    def close(self) -> None:
+        """Ends the threads of this rank."""
+        self.feed.close()
+        if self.evaluator is not None:
+            self.evaluator.close()
+        self.control.close()
+
+
+def state_of(model: ParallelModel, optimizer: Optimizer) -> list[HeldTensor]:
+    """Parameters as `model.<name>`, moments as `optim.<name>.<moment>`."""
+    return [replace(held, name=f"model.{held.name}") for held in model.parameters()] + optimizer.state()
+
+
+def reader_of(prepared: Prepared, url: str) -> WindowReader:
+    """Reads the windows of the split at `url` in the job's order."""
+    job = prepared.job
+    store = store_at(job, url)
+    split = open_split(store)
+    order = Order(
+        split,
+        seed=job.training.seed,
+        seq_len=job.training.seq_len,
+        shuffle_block_shards=job.data.shuffle_block_shards,
+        index_of=ShardIndices(store, split),
+    )
+    return WindowReader(store, split, order, job.data.document_mask)
+
+
+def build_session(
+    prepared: Prepared, rank: int, control: Control, lineage: Lineage, store: ObjectStore, phases: Phases, report: Callable[..., None]
+) -> Session:
+    """Opens the attempt and builds the rank; the model holds initial weights, or those of the parent checkpoint."""
+    job, layout = prepared.job, prepared.layout
+    device = torch.device(job.cluster.device)
+    opening = control.open()
+    report("opened", attempt=opening.attempt, step=opening.parent.step if opening.parent else 0)
+    mesh = build_mesh(layout, device, schedule=job.parallel.schedule)
+    model = ParallelModel(job, layout, mesh, device)
+    optimizer = Optimizer(job, model.parameters())
+    start_step = 0
+    if opening.parent is not None:
+        start_step = opening.parent.step
+        phases.enter("restore", start_step)
+        _restore(opening.parent, control, store, model, optimizer)
+    shape = BatchShape(
+        global_batch_size=job.training.global_batch_size,
+        local_batch_size=job.parallel.local_batch_size,
+        dp=layout.dp,
+        dp_rank=mesh.dp_rank,
+        multiple_of=multiple_of(job.parallel.schedule, layout.pp),
+    )
+    feed = Feed(reader_of(prepared, job.data.train), shape, device, opening.plan)
+    recorder = Recorder(lineage, opening.attempt, rank, start_step, records_windows=mesh.is_reader, records_steps=rank == 0)
+    saver = Saver(
+        control,
+        Writer(store, rank, layout.world_size, deadline_s=job.deadlines.save_s),
+        recorder,
+        Stamp(opening.attempt, layout.world_size, prepared.identity_digest, prepared.placement_digest, prepared.code_digest),
+        lambda: state_of(model, optimizer),
+        interval=job.checkpoint.interval,
+        when_busy=job.checkpoint.when_busy,
+        deadline_s=job.deadlines.save_s,
+        start_step=start_step,
+    )
+    evaluator = None
+    if job.data.held_out is not None and job.validation.freq:
+        evaluation_shape = replace(shape, global_batch_size=job.validation.windows)
+        evaluator = Evaluator(model, reader_of(prepared, job.data.held_out), evaluation_shape, device)
+    return Session(
+        prepared, rank, mesh, model, optimizer, feed, recorder, saver, evaluator, control, opening, phases, report, start_step
+    )
+
+
+def _restore(parent: Manifest, control: Control, store: ObjectStore, model: ParallelModel, optimizer: Optimizer) -> None:
+    try:
+        restore(store, parent, state_of(model, optimizer))
+    except DamagedCheckpoint as error:
+        control.refuse_parent(parent, str(error))
+        raise
+    optimizer.resume(int(parent.schedule["num_updates"]))
+
+
+def loader_state(session: Session) -> LoaderState:
+    """Where the loader stands after `session.step`."""
+    return LoaderState(session.step, session.step * session.prepared.job.training.global_batch_size)

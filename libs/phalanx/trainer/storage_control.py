@@ -1,0 +1,172 @@
+"""Control from object storage alone, for `phalanx run` and torchrun: rank 0 decides with the lineage, the others learn it from rank 0.
+
+Rank 0 opens the attempt, reads the journal whenever the horizon is renewed, and commits checkpoints in a background thread. An order
+comes as a signal to any rank (SIGINT or SIGTERM: stop; SIGUSR1: checkpoint now) and takes effect at the next step boundary.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import Any
+
+from phalanx.core.errors import OutsideError
+from phalanx.lineage import CheckpointRef, JournalEntry, Lineage, Manifest, journal_digest
+from phalanx.objects import ObjectStore
+from phalanx.snapshot.commit import commit
+from phalanx.trainer.control import Commit, Opening, Orders, Plan
+from phalanx.trainer.exchange import Exchange
+
+HORIZON_STEPS = 16
+ZERO_WEIGHT_KINDS = ("skip", "damage")
+DAMAGED_CHECKPOINT_KIND = "damaged_checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """With what rank 0 opens the attempt."""
+
+    code_digest: str
+    identity_digest: str
+    placement: Mapping[str, Any]
+
+
+class StorageControl:
+    """`Control` over a lineage. store: rooted at the job. Ranks other than 0 touch storage only for what they read and write themselves."""
+
+    def __init__(
+        self,
+        lineage: Lineage,
+        store: ObjectStore,
+        exchange: Exchange,
+        proposal: Proposal,
+        *,
+        rank: int,
+        world_size: int,
+        deadline_s: float,
+        report: Callable[..., None],
+    ) -> None:
+        self._lineage, self._store, self._exchange, self._proposal = lineage, store, exchange, proposal
+        self._rank, self._world_size, self._deadline_s, self._report = rank, world_size, deadline_s, report
+        self._orders = Orders.NONE
+        self._attempt = 0
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="commit")
+
+    def open(self) -> Opening:
+        """See `Control.open`."""
+        opened = self._exchange.share(self._open, self._deadline_s)
+        self._attempt = int(opened["attempt"])
+        parent = opened["parent"]
+        manifest = self._lineage.manifest(CheckpointRef(*parent)) if parent else None
+        return Opening(self._attempt, manifest, _plan(opened["plan"]))
+
+    def _open(self) -> Mapping[str, Any]:
+        proposal = self._proposal
+        attempt = self._lineage.open_attempt(
+            code_digest=proposal.code_digest,
+            identity_digest=proposal.identity_digest,
+            placement=proposal.placement,
+            avoid=damaged_checkpoints(self._lineage),
+        )
+        parent = [attempt.parent.attempt, attempt.parent.step] if attempt.parent else None
+        return {"attempt": attempt.number, "parent": parent, "plan": self._plan(attempt.number, attempt.start_step)}
+
+    def renew(self, step: int) -> Plan:
+        """See `Control.renew`."""
+        return _plan(self._exchange.share(lambda: self._plan(self._attempt, step), self._deadline_s))
+
+    def _plan(self, attempt: int, step: int) -> dict[str, Any]:
+        entries = self._lineage.journal(attempt)
+        return {
+            "horizon_step": step + HORIZON_STEPS,
+            "zero_weight": [list(span) for span in zero_weight_spans(entries)],
+            "journal_digest": journal_digest(entries),
+        }
+
+    def refuse_parent(self, parent: Manifest, why: str) -> None:
+        """See `Control.refuse_parent`. Any rank may find the damage; the first entry is enough."""
+        payload = {"attempt": parent.attempt, "step": parent.step, "why": why}
+        request_id = f"damaged-{parent.attempt}-{parent.step}"
+        self._lineage.append_journal(
+            self._attempt, DAMAGED_CHECKPOINT_KIND, parent.loader.position, payload, request_id=request_id
+        )
+
+    def listen(self) -> None:
+        """Takes orders as signals from now on; call in the main thread."""
+        for number, order in ((signal.SIGINT, Orders.STOP), (signal.SIGTERM, Orders.STOP), (signal.SIGUSR1, Orders.CHECKPOINT)):
+            signal.signal(number, lambda _number, _frame, order=order: self.give(order))
+
+    def give(self, order: Orders) -> None:
+        """Adds an order; it takes effect at the next step boundary."""
+        self._orders |= order
+
+    def orders(self) -> Orders:
+        """See `Control.orders`. STOP stays: a rank that was told to stop goes on saying so."""
+        orders, self._orders = self._orders, self._orders & Orders.STOP
+        return orders
+
+    def commit(self, manifest: Manifest) -> Commit:
+        """See `Control.commit`."""
+        if self._rank != 0:
+            return _Committed()
+        return _Committing(self._pool.submit(self._commit, manifest), manifest)
+
+    def _commit(self, manifest: Manifest) -> None:
+        commit(self._lineage, self._store, manifest, self._world_size, self._deadline_s)
+        self._report("committed", attempt=manifest.attempt, step=manifest.step)
+
+    def close(self) -> None:
+        """See `Control.close`."""
+        self._pool.shutdown(wait=True)
+
+
+class _Committed:
+    """What ranks other than 0 hold: they have nothing to wait for."""
+
+    done = True
+
+    def wait(self, deadline_s: float) -> None:
+        """Returns at once."""
+
+
+class _Committing:
+    """A commit that rank 0 runs in its thread."""
+
+    def __init__(self, future: Future[None], manifest: Manifest) -> None:
+        self._future, self._manifest = future, manifest
+
+    @property
+    def done(self) -> bool:
+        return self._future.done()
+
+    def wait(self, deadline_s: float) -> None:
+        """Raises what the commit raised, or OutsideError past the deadline."""
+        try:
+            self._future.result(timeout=deadline_s)
+        except FutureTimeout as error:
+            raise OutsideError(f"checkpoint {self._manifest.ref} was not committed within {deadline_s:g} s") from error
+
+
+def damaged_checkpoints(lineage: Lineage) -> frozenset[CheckpointRef]:
+    """Checkpoints that some attempt, live or not, could not restore from; a new attempt must not name them as its parent."""
+    entries = (entry for attempt in lineage.attempts() for entry in lineage.journal(attempt.number))
+    return frozenset(
+        CheckpointRef(entry.payload["attempt"], entry.payload["step"]) for entry in entries if entry.kind == DAMAGED_CHECKPOINT_KIND
+    )
+
+
+def zero_weight_spans(entries: tuple[JournalEntry, ...]) -> tuple[tuple[int, int], ...]:
+    """Half-open position ranges that skipped and damaged windows cover, in the journal's order."""
+    spans = (entry for entry in entries if entry.kind in ZERO_WEIGHT_KINDS)
+    return tuple((entry.position, entry.position + int(entry.payload["num_windows"])) for entry in spans)
+
+
+def _plan(fields: Mapping[str, Any]) -> Plan:
+    return Plan(
+        horizon_step=int(fields["horizon_step"]),
+        zero_weight=tuple((int(start), int(stop)) for start, stop in fields["zero_weight"]),
+        journal_digest=str(fields["journal_digest"]),
+    )
