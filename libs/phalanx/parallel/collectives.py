@@ -18,7 +18,7 @@ SEQUENCE_DIM = 1
 def all_gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[B, S / n, D] of each of n ranks -> [B, S, D] on all, without autograd."""
     parts = x.new_empty(group.size(), *x.shape)
-    dist.all_gather_into_tensor(parts, x.contiguous(), group=group)
+    dist.all_gather_single(parts.flatten(0, 1), x.contiguous(), group=group)
     return parts.transpose(0, SEQUENCE_DIM).flatten(SEQUENCE_DIM, SEQUENCE_DIM + 1)
 
 
@@ -26,7 +26,7 @@ def reduce_scatter_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sum over n ranks of [B, S, D], of which each keeps its [B, S / n, D], without autograd."""
     parts = x.unflatten(SEQUENCE_DIM, (group.size(), -1)).transpose(0, SEQUENCE_DIM).contiguous()
     mine = torch.empty_like(parts[0])
-    dist.reduce_scatter_tensor(mine, parts, group=group)
+    dist.reduce_scatter_single(mine, parts.flatten(0, 1), group=group)
     return mine
 
 
