@@ -1,0 +1,30 @@
+"""Data in a rank: the shard format, the order (pure), windows, the batch rule and the reading plan. Free of torch:
+numpy arrays come out.
+"""
+
+from phalanx.stream.batch import num_slots, slots
+from phalanx.stream.manifest import Split, open_split
+from phalanx.stream.members import DamagedShard, ShardIndices
+from phalanx.stream.order import Order, Segment, SegmentColumns
+from phalanx.stream.plan import ReadingPlan, plan_training, refuse_held_out
+from phalanx.stream.shards import ShardIndex
+from phalanx.stream.windows import ReadRows, WindowBatch, WindowReader
+
+__all__ = [
+    "DamagedShard",
+    "Order",
+    "ReadRows",
+    "ReadingPlan",
+    "Segment",
+    "SegmentColumns",
+    "ShardIndex",
+    "ShardIndices",
+    "Split",
+    "WindowBatch",
+    "WindowReader",
+    "num_slots",
+    "open_split",
+    "plan_training",
+    "refuse_held_out",
+    "slots",
+]

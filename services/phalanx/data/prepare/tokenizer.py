@@ -1,0 +1,102 @@
+"""The tokenizer of a dataset: a byte-level BPE trained on the training documents, or a given tokenizer.json, and how
+text goes through it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from phalanx.core.digest import sha256
+from phalanx.core.errors import PhalanxError
+from phalanx.stream.shards import token_dtype
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+TRAINING_SAMPLE_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextTokenizer:
+    """Encodes documents. data: the bytes of tokenizer.json, whose SHA-256 is `digest`; vocab_size: highest id + 1."""
+
+    data: bytes
+    digest: str
+    vocab_size: int
+    eos_id: int
+    _tokenizer: Tokenizer
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Stored type of a token."""
+        return token_dtype(self.vocab_size)
+
+    def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.unsignedinteger]]:
+        """Tokens of each text with the end-of-text id appended, one array each, on the tokenizer's own threads.
+
+        Text that spells a special token stays text: no document can end itself.
+        """
+        encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
+        return [np.array([*encoding.ids, self.eos_id], dtype=self.dtype) for encoding in encodings]
+
+
+def train_tokenizer(texts: Iterator[bytes], vocab_size: int, eos_token: str) -> bytes:
+    """Bytes of tokenizer.json for a byte-level BPE (as in GPT-2) trained on `texts`; equal texts give equal bytes."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[eos_token],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator((text.decode() for text in texts), trainer)
+    return str(tokenizer.to_str(pretty=True)).encode()
+
+
+def read_tokenizer_file(path: Path) -> bytes:
+    """Bytes of a given tokenizer.json; raises PhalanxError where there is none."""
+    if not path.is_file():
+        raise PhalanxError(
+            "--tokenizer", value=str(path), expected="a tokenizer.json file", remedy="no such file: check the path"
+        )
+    return path.read_bytes()
+
+
+def load_tokenizer(data: bytes, eos_token: str, where: str = "--tokenizer") -> TextTokenizer:
+    """A tokenizer from the bytes of tokenizer.json; raises PhalanxError where they are none, or lack the end-of-text
+    token.
+    """
+    try:
+        tokenizer = Tokenizer.from_str(data.decode())
+    except Exception as error:  # the library raises bare Exception for a file it cannot read
+        raise PhalanxError(
+            where, expected=f"a tokenizer.json of Hugging Face tokenizers ({error})", remedy="name such a file"
+        ) from error
+    eos_id = tokenizer.token_to_id(eos_token)
+    if eos_id is None:
+        raise PhalanxError(
+            where,
+            expected=f"a tokenizer that has the token {eos_token!r}",
+            remedy="name its own end-of-text token with --eos-token",
+        )
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+    return TextTokenizer(data, sha256(data), vocab_size, eos_id, tokenizer)
+
+
+def training_sample(texts: Iterator[bytes], max_bytes: int = TRAINING_SAMPLE_BYTES) -> Iterator[bytes]:
+    """The first texts until `max_bytes` are passed: what a tokenizer is trained on, so that its memory does not grow
+    with the corpus.
+    """
+    total = 0
+    for text in texts:
+        if total >= max_bytes:
+            return
+        total += len(text)
+        yield text
