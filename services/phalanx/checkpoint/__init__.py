@@ -1,0 +1,1 @@
+"""What reads checkpoints beside the ranks: export to Hugging Face, and the reports behind `phalanx checkpoint`."""

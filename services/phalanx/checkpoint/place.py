@@ -1,0 +1,72 @@
+"""Where a job is kept, from what a user names it by: a job file, or the URL of its root."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from phalanx.core.errors import PhalanxError
+from phalanx.lineage import CheckpointRef, Lineage
+from phalanx.objects import ObjectStore, StorageSettings, open_store
+from phalanx.snapshot.load import live_checkpoint
+from phalanx.spec import Job, load_job
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlace:
+    """A job's store, rooted at the job, and its job file where one was given."""
+
+    store: ObjectStore
+    job: Job | None
+
+    @property
+    def lineage(self) -> Lineage:
+        """The job's lineage."""
+        return Lineage(self.store)
+
+    def checkpoint(self, step: str) -> CheckpointRef:
+        """The live checkpoint that `step` (a number, or `latest`) names; PhalanxError where there is none."""
+        if step != "latest" and not step.isdecimal():
+            raise PhalanxError(
+                "STEP", value=step, expected="a step or `latest`", remedy="`phalanx checkpoint ls` lists the steps"
+            )
+        return live_checkpoint(self.lineage, None if step == "latest" else int(step))
+
+    def open(self, url: str) -> ObjectStore:
+        """Another store that the job uses, with the settings its job file has for it."""
+        return open_store(url, _settings(self.job, url))
+
+    @property
+    def train_url(self) -> str | None:
+        """The folder of the training split: the job file's, or the one that the job was created with."""
+        if self.job is not None:
+            return self.job.data.train
+        record = self.lineage.read_job()
+        data = record.spec.get("data") if record else None
+        url = data.get("train") if isinstance(data, dict) else None
+        return url if isinstance(url, str) else None
+
+
+def find_job(job: str, overrides: Sequence[str] = ()) -> JobPlace:
+    """The place of `job`, a path or URL. Raises PhalanxError where the file is wrong or the root holds no job."""
+    if "://" in job:
+        place = JobPlace(open_store(job.rstrip("/")), None)
+    else:
+        spec = load_job(job, overrides)
+        url = f"{spec.job.storage.rstrip('/')}/projects/{spec.job.project}/jobs/{spec.job.name}"
+        place = JobPlace(open_store(url, _settings(spec, url)), spec)
+    if place.lineage.newest_attempt() is None:
+        raise PhalanxError(
+            "JOB",
+            value=place.store.url,
+            expected="a job that has been started",
+            remedy="name its job file, or the URL of its root: .../projects/PROJECT/jobs/NAME",
+        )
+    return place
+
+
+def _settings(job: Job | None, url: str) -> StorageSettings | None:
+    if job is None:
+        return None
+    found = job.storage_settings(url)
+    return StorageSettings(found.endpoint, found.region, found.addressing, found.ca_bundle, found.profile)
