@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from phalanx.planner.flops import TokenFlops, token_flops
 from phalanx.planner.gpus import gpu_memory_bytes
-from phalanx.planner.memory import RankMemory, rank_memory
+from phalanx.planner.memory import RUNTIME_BYTES, RankMemory, rank_memory
 from phalanx.planner.parameters import ParameterCounts, RankParameters, count_parameters, rank_parameters
 from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.planner.stages import PipelinePosition, num_micro_batches, positions, stage_passes_in_flight
 
 __all__ = [
+    "RUNTIME_BYTES",
     "ModelShape",
     "ParameterCounts",
     "PipelinePosition",

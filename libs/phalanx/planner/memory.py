@@ -40,7 +40,7 @@ class RankMemory:
     gradients_bytes: int
     optimizer_bytes: int
     activations_bytes: int
-    runtime_bytes: int = RUNTIME_BYTES
+    runtime_bytes: int
 
     @property
     def state_bytes(self) -> int:
@@ -54,12 +54,17 @@ class RankMemory:
         return self.state_bytes + moving + self.runtime_bytes
 
 
-def rank_memory(model: ModelShape, layout: Layout, run: RunShape) -> tuple[RankMemory, ...]:
-    """The memory of a rank at each pipeline position; all ranks of one position are alike up to rounding."""
-    return tuple(_at(model, layout, run, position) for position in positions(model, layout, run))
+def rank_memory(
+    model: ModelShape, layout: Layout, run: RunShape, runtime_bytes: int = RUNTIME_BYTES
+) -> tuple[RankMemory, ...]:
+    """The memory of a rank at each pipeline position; all ranks of one position are alike up to rounding.
+
+    runtime_bytes: what a device keeps for itself; 0 on a CPU.
+    """
+    return tuple(_at(model, layout, run, position, runtime_bytes) for position in positions(model, layout, run))
 
 
-def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition) -> RankMemory:
+def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition, runtime_bytes: int) -> RankMemory:
     held = rank_parameters(model, layout, position.num_layers, is_first=position.is_first, is_last=position.is_last)
     shard = _sharded(held, layout)
     return RankMemory(
@@ -70,6 +75,7 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
         gradients_bytes=4 * shard + _whole_gradients(held, layout, run),
         optimizer_bytes=MOMENT_BYTES * shard,
         activations_bytes=activation_bytes(model, layout, run, position),
+        runtime_bytes=runtime_bytes,
     )
 
 

@@ -36,10 +36,19 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
 
 
-def key(mark: Mark, description: str, default: Any = ..., *, unit: str = "", shown: str = "", **rules: Any) -> Any:
+def key(
+    mark: Mark,
+    description: str,
+    default: Any = ...,
+    *,
+    unit: str = "",
+    shown: str = "",
+    shapes: bool = False,
+    **rules: Any,
+) -> Any:
     """A field of a section. unit: in words, empty for a pure number or a name. shown: the default in words where it is
     computed."""
-    extra: JsonDict = {"mark": mark.value, "unit": unit, "shown": shown}
+    extra: JsonDict = {"mark": mark.value, "unit": unit, "shown": shown, "shapes": shapes}
     return Field(default, description=description, json_schema_extra=extra, **rules)
 
 
@@ -54,6 +63,7 @@ class KeyInfo:
     unit: str
     description: str
     is_text: bool
+    changes_shapes: bool
 
     @property
     def section(self) -> str:
@@ -85,6 +95,16 @@ def walk_fields(section: type[Section], prefix: str = "") -> Iterator[tuple[str,
             yield from walk_fields(child[0], f"{name}.NAME." if child[1] else f"{name}.")
 
 
+def walk_sections(section: type[Section], prefix: str = "") -> Iterator[tuple[str, type[Section]]]:
+    """Every table below `section` as (dotted name, type), each before the tables inside it."""
+    for attribute, field in section.model_fields.items():
+        child = child_section(field)
+        if child is not None:
+            name = f"{prefix}{field.alias or attribute}" + (".NAME" if child[1] else "")
+            yield name, child[0]
+            yield from walk_sections(child[0], f"{name}.")
+
+
 def describe(name: str, field: FieldInfo) -> KeyInfo:
     """The documentation of one key out of its field; missing parts come out empty (a test refuses them)."""
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
@@ -97,6 +117,7 @@ def describe(name: str, field: FieldInfo) -> KeyInfo:
         unit=str(extra.get("unit", "")),
         description=field.description or "",
         is_text=members == [str],
+        changes_shapes=bool(extra.get("shapes")),
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.core.errors import PhalanxError, Problems
-from phalanx.spec.checks import findings_of
+from phalanx.spec.checks import Finding, findings_of
 from phalanx.spec.foreign import NO_EQUIVALENT
 from phalanx.spec.job import Job
 from phalanx.spec.names import UnknownKey, all_keys, unknown_key
@@ -18,27 +18,39 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 
-def load_job(path: str | Path, overrides: Sequence[str] = (), world_size: int | None = None) -> Job:
-    """Reads, overrides and checks a job file; with `world_size` also what depends on it. Raises PhalanxError or
-    Problems."""
-    return parse_job(apply_overrides(read_toml(path), overrides), world_size, where=str(path))
+def load_job(
+    path: str | Path, overrides: Sequence[str] = (), world_size: int | None = None, *, check_world: bool = False
+) -> Job:
+    """Reads, overrides and checks a job file (see `parse_job`). Raises PhalanxError or Problems."""
+    return parse_job(apply_overrides(read_toml(path), overrides), world_size, check_world=check_world, where=str(path))
 
 
-def parse_job(raw: Mapping[str, Any], world_size: int | None = None, where: str = "job file") -> Job:
-    """A checked job out of raw tables. Raises Problems with every mistake: unknown keys, wrong values, broken rules."""
+def parse_job(
+    raw: Mapping[str, Any], world_size: int | None = None, *, check_world: bool = False, where: str = "job file"
+) -> Job:
+    """A checked job out of raw tables. Raises Problems with every mistake: unknown keys, wrong values, broken rules.
+
+    world_size: check the layout for it too. check_world: check it for the size of `[cluster]` where no world_size is
+    given.
+    """
     tables = deepcopy(dict(raw))
     try:
         job = Job.model_validate(tables)
     except ValidationError as error:
-        problems = _explain(tables, error.errors(include_url=False), world_size)
-        raise Problems(where, problems) from None
-    broken = [finding.problem for finding in findings_of(job, world_size)]
+        raise Problems(where, _explain(tables, error.errors(include_url=False), world_size, check_world)) from None
+    broken = _broken(job, world_size, check_world)
     if broken:
-        raise Problems(where, broken)
+        raise Problems(where, [finding.problem for finding in broken])
     return job
 
 
-def _explain(tables: dict[str, Any], errors: list[ErrorDetails], world_size: int | None) -> list[PhalanxError]:
+def _broken(job: Job, world_size: int | None, check_world: bool) -> list[Finding]:
+    return findings_of(job, job.cluster.world_size if check_world and world_size is None else world_size)
+
+
+def _explain(
+    tables: dict[str, Any], errors: list[ErrorDetails], world_size: int | None, check_world: bool
+) -> list[PhalanxError]:
     """The problems behind `errors`, and those that show once the wrong keys are out of the way and misspelt ones in
     their place."""
     unknown = [found for error in errors if error["type"] == "extra_forbidden" for found in _unknown(error)]
@@ -59,8 +71,8 @@ def _explain(tables: dict[str, Any], errors: list[ErrorDetails], world_size: int
         job = Job.model_validate(tables)
     except ValidationError:
         return problems
-    broken = [finding.problem for finding in findings_of(job, world_size) if not suspects.intersection(finding.keys)]
-    return problems + broken
+    broken = _broken(job, world_size, check_world)
+    return problems + [finding.problem for finding in broken if not suspects.intersection(finding.keys)]
 
 
 def _dotted(error: ErrorDetails) -> str:

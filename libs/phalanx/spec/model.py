@@ -22,11 +22,11 @@ class MoeArgs(Section):
     """Mixture of experts: every layer's feed-forward becomes `num_experts` routed SwiGLU experts. Leave the table out
     for a dense model."""
 
-    num_experts: int = key(Mark.IDENTITY, "Routed experts in every layer.", unit="experts", gt=0)
+    num_experts: int = key(Mark.IDENTITY, "Routed experts in every layer.", unit="experts", gt=0, shapes=True)
     top_k: int = key(Mark.IDENTITY, "Experts that each token is sent to.", unit="experts", gt=0)
-    expert_ffn_dim: int = key(Mark.IDENTITY, "Inner width of one expert.", unit="elements", gt=0)
+    expert_ffn_dim: int = key(Mark.IDENTITY, "Inner width of one expert.", unit="elements", gt=0, shapes=True)
     num_shared_experts: int = key(
-        Mark.IDENTITY, "Experts of the same width that every token passes.", 0, unit="experts", ge=0
+        Mark.IDENTITY, "Experts of the same width that every token passes.", 0, unit="experts", ge=0, shapes=True
     )
 
 
@@ -34,9 +34,9 @@ class ModelArgs(Section):
     """Shape of the decoder. Keys override those of the preset; without a preset those without a default must be
     given."""
 
-    dim: int = key(Mark.IDENTITY, "Width of the residual stream.", unit="elements", gt=0)
-    n_layers: int = key(Mark.IDENTITY, "Transformer blocks.", unit="layers", gt=0)
-    n_heads: int = key(Mark.IDENTITY, "Query heads of each layer.", unit="heads", gt=0)
+    dim: int = key(Mark.IDENTITY, "Width of the residual stream.", unit="elements", gt=0, shapes=True)
+    n_layers: int = key(Mark.IDENTITY, "Transformer blocks.", unit="layers", gt=0, shapes=True)
+    n_heads: int = key(Mark.IDENTITY, "Query heads of each layer.", unit="heads", gt=0, shapes=True)
     n_kv_heads: int = key(
         Mark.IDENTITY,
         "Key and value heads of each layer (fewer: grouped queries).",
@@ -44,14 +44,22 @@ class ModelArgs(Section):
         unit="heads",
         shown="n_heads",
         gt=0,
+        shapes=True,
     )
     ffn_dim: int = key(
-        Mark.IDENTITY, "Inner width of the SwiGLU; left out in a mixture of experts.", 0, unit="elements", ge=0
+        Mark.IDENTITY,
+        "Inner width of the SwiGLU; left out in a mixture of experts.",
+        0,
+        unit="elements",
+        ge=0,
+        shapes=True,
     )
-    vocab_size: int = key(Mark.IDENTITY, "Rows of the embedding; at least the tokenizer's size.", unit="tokens", gt=0)
+    vocab_size: int = key(
+        Mark.IDENTITY, "Rows of the embedding; at least the tokenizer's size.", unit="tokens", gt=0, shapes=True
+    )
     norm_eps: float = key(Mark.IDENTITY, "Added to the mean square inside RMSNorm.", 1e-5, gt=0)
     rope_theta: float = key(Mark.IDENTITY, "Base of the rotary position frequencies.", 10_000.0, gt=0)
-    tie_embeddings: bool = key(Mark.IDENTITY, "Whether the output head is the token embedding.", False)
+    tie_embeddings: bool = key(Mark.IDENTITY, "Whether the output head is the token embedding.", False, shapes=True)
     dropout: float = key(Mark.IDENTITY, "Chance that a residual branch's element is dropped.", 0.0, ge=0, lt=1)
     moe: MoeArgs | None = None
 
@@ -76,6 +84,7 @@ class Model(Section):
         None,
         alias="class",
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        shapes=True,
     )
     args: Annotated[ModelArgs | dict[str, Any], GetPydanticSchema(lambda _source, handler: handler(ModelArgs))]
 

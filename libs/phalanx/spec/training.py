@@ -40,7 +40,7 @@ class Training(Section):
     global_batch_size: int = key(
         Mark.JOURNALED, "Windows of one step over all ranks, whatever the layout.", unit="windows", gt=0
     )
-    seed: int = key(Mark.IDENTITY, "Seed of the weights, the order and dropout.", 0, ge=0, lt=2**63)
+    seed: int = key(Mark.IDENTITY, "Seed of the weights, the order and dropout.", 0, ge=0)
     max_norm: float = key(
         Mark.IDENTITY, "Gradient norm above which gradients are scaled down; 0 never does.", 1.0, ge=0
     )

@@ -1,0 +1,81 @@
+"""`phalanx config show | check`: what a job file says once presets, defaults and overrides are in, and whether it can
+run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from phalanx.core.errors import PhalanxError, Problems
+
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).", show_default=False)]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; may be given again.", show_default=False),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+World = Annotated[int | None, typer.Option("--world", min=1, help="Number of ranks (default: that of [cluster]).")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the `config` group to the command line."""
+    group = typer.Typer(no_args_is_help=True, help="Show or check a job file.")
+    group.command("show")(show)
+    group.command("check")(check)
+    app.add_typer(group, name="config")
+
+
+def show(
+    job_file: JobFile,
+    overrides: Overrides = None,
+    resolved: Annotated[bool, typer.Option("--resolved", help="Fill in presets and defaults.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the job file with its overrides applied, as TOML or JSON."""
+    from phalanx.spec import parse_job
+    from phalanx.spec.job import plain
+    from phalanx.spec.source import apply_overrides, read_toml
+    from phalanx.spec.toml import toml_text
+
+    tables = apply_overrides(read_toml(job_file), overrides or ())
+    job = parse_job(tables, where=str(job_file))
+    shown = plain(job) if resolved else tables
+    typer.echo(json.dumps(shown, indent=2) if as_json else toml_text(shown), nl=as_json)
+
+
+def check(job_file: JobFile, overrides: Overrides = None, world: World = None, as_json: AsJson = False) -> None:
+    """Name every mistake of a job file at once, also those that depend on the number of ranks; exit 2 if there is
+    one."""
+    from phalanx.spec import load_job
+    from phalanx.spec.effects import without_effect
+
+    try:
+        job = load_job(job_file, overrides or (), world, check_world=True)
+    except PhalanxError as error:
+        if not as_json:
+            raise
+        typer.echo(json.dumps({"ok": False, "problems": _as_rows(error)}, indent=2))
+        raise typer.Exit(2) from None
+    world_size = world or job.cluster.world_size
+    layout = job.layout(world_size)
+    warnings = without_effect(job, layout)
+    if as_json:
+        found = {"ok": True, "world_size": world_size, "layout": asdict(layout), "warnings": warnings}
+        typer.echo(json.dumps(found, indent=2))
+        return
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+    axes = " x ".join(f"{axis} {size}" for axis, size in asdict(layout).items() if size > 1 and axis != "ep") or "1"
+    experts = f", ep {layout.ep}" if layout.ep > 1 else ""
+    typer.echo(f"{job_file}: good for {world_size} ranks ({axes}{experts})")
+
+
+def _as_rows(error: PhalanxError) -> list[dict[str, object]]:
+    problems = error.problems if isinstance(error, Problems) else (error,)
+    return [
+        {"where": each.where, "value": each.value, "expected": each.expected, "remedy": each.remedy}
+        for each in problems
+    ]
