@@ -1,4 +1,6 @@
-"""Models in plain torch: the built-in decoder, the protocol that a user's own model implements, Hugging Face mapping both ways."""
+"""Models in plain torch: the built-in decoder, the protocol that a user's own model implements, Hugging Face mapping
+both ways.
+"""
 
 from __future__ import annotations
 

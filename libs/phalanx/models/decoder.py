@@ -1,7 +1,8 @@
 """The built-in dense decoder (Llama: RMSNorm, rotary positions, grouped queries, SwiGLU) in plain torch.
 
-Nothing here knows about processes: tensor parallelism cuts the weights of these modules and puts its exchanges at the module
-boundaries that `parallel_plan` names, so head counts are read off the weights' shapes and never off the configuration.
+Nothing here knows about processes: tensor parallelism cuts the weights of these modules and puts its exchanges at the
+module boundaries that `parallel_plan` names, so head counts are read off the weights' shapes and never off the
+configuration.
 """
 
 from __future__ import annotations
@@ -13,10 +14,9 @@ from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from phalanx.core.errors import PhalanxError
 from phalanx.models.protocol import Initial, Style, split_evenly
+from torch import Tensor, nn
 
 INITIAL_STD = 0.02
 
@@ -78,7 +78,9 @@ class RMSNorm(nn.Module):
 
 
 def rotary_table(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each fp32 [B, 1, S, head_dim], for position_ids [B, S]; halves repeated (arXiv 2104.09864, half rotation)."""
+    """Cosines and sines, each fp32 [B, 1, S, head_dim], for position_ids [B, S]; halves repeated (arXiv 2104.09864,
+    half rotation).
+    """
     exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
     angle = position_ids[:, None, :, None].float() * theta**-exponent
     angle = torch.cat((angle, angle), dim=-1)
@@ -120,7 +122,7 @@ class Attention(nn.Module):
         return self.wo(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
 
     def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -167,7 +169,9 @@ class Decoder(nn.Module):
             self.output.weight = self.tok_embeddings.weight
 
     def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Tensor:
-        """Logits [B, S, V] of tokens [B, S]; a later stage takes the hidden state [B, S, D], an earlier one returns it."""
+        """Logits [B, S, V] of tokens [B, S]; a later stage takes the hidden state [B, S, D], an earlier one returns
+        it.
+        """
         hidden = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
         cosines, sines = rotary_table(position_ids, self.args.head_dim, self.args.rope_theta)
         mask = None if document_ids is None else attention_mask(document_ids)
@@ -223,7 +227,9 @@ class Decoder(nn.Module):
         return stage
 
     def initial_weights(self) -> Mapping[str, Initial]:
-        """See `HasInitialWeights`: normal 0.02; what writes to the residual stream 0.02 / sqrt(2 n_layers); norms 1 (GPT-2)."""
+        """See `HasInitialWeights`: normal 0.02; what writes to the residual stream 0.02 / sqrt(2 n_layers); norms 1
+        (GPT-2).
+        """
         residual_std = INITIAL_STD / math.sqrt(2 * self.args.n_layers)
         initial = {}
         for name, parameter in self.named_parameters():

@@ -1,8 +1,9 @@
 """What Phalanx asks of a model: one `forward`, and a method more for each kind of parallelism beyond data parallelism.
 
-Any `torch.nn.Module` with `LanguageModel.forward` trains under data parallelism, fully sharded or not. `parallel_plan` adds tensor and
-sequence parallelism, `split_stages` the pipeline, `initial_weights` initial values that don't depend on the layout and need no
-process that holds the whole model. The built-in decoder implements exactly these and is known to the rest by nothing else.
+Any `torch.nn.Module` with `LanguageModel.forward` trains under data parallelism, fully sharded or not. `parallel_plan`
+adds tensor and sequence parallelism, `split_stages` the pipeline, `initial_weights` initial values that don't depend on
+the layout and need no process that holds the whole model. The built-in decoder implements exactly these and is known to
+the rest by nothing else.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ from typing import Literal, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 Style = Literal["colwise", "rowwise", "vocab_embedding", "vocab_head", "sequence_norm"]
-"""How a module's weights are cut over the `tp` axis, and what it exchanges (Megatron-LM, arXiv 1909.08053 section 3; sequence
-parallelism, arXiv 2205.05198 section 4.2). Between blocks activations are [B, S / tp, D].
+"""How a module's weights are cut over the `tp` axis, and what it exchanges (Megatron-LM, arXiv 1909.08053 section 3;
+sequence parallelism, arXiv 2205.05198 section 4.2). Between blocks activations are [B, S / tp, D].
 
 colwise: nn.Linear, output features cut; input whole, output local features; no exchange.
 rowwise: nn.Linear, input features cut; partial outputs are summed and scattered over the sequence.
 vocab_embedding: nn.Embedding, rows cut; partial outputs are summed and scattered over the sequence.
 vocab_head: nn.Linear, output rows (vocabulary) cut; gives local logits, and the loss never gathers them.
-sequence_norm: a normalisation on [B, S / tp, D]; its output is gathered over the sequence, its weight held by every tp rank.
+sequence_norm: a normalisation on [B, S / tp, D]; its output is gathered over the sequence, its weight held by every tp
+rank.
 """
 
 
@@ -49,7 +51,9 @@ class HasParallelPlan(Protocol):
     """Adds tensor and sequence parallelism."""
 
     def parallel_plan(self) -> Mapping[str, Style]:
-        """Styles by module-name pattern; `*` stands for one part of a dotted name. Modules unnamed must hold no parameters."""
+        """Styles by module-name pattern; `*` stands for one part of a dotted name. Modules unnamed must hold no
+        parameters.
+        """
 
 
 @runtime_checkable
@@ -59,9 +63,9 @@ class HasStages(Protocol):
     def split_stages(self, num_stages: int) -> Sequence[nn.Module]:
         """The model cut into `num_stages` modules, first to last, each with a `layers` ModuleDict or none.
 
-        Stage 0 takes tokens, each later one what its forerunner returned (one tensor), the last returns logits; all take
-        position_ids and document_ids as well. Parameters keep the names that they have in the whole model. Called on the meta
-        device. Raises PhalanxError where the model can't be cut so.
+        Stage 0 takes tokens, each later one what its forerunner returned (one tensor), the last returns logits; all
+        take position_ids and document_ids as well. Parameters keep the names that they have in the whole model. Called
+        on the meta device. Raises PhalanxError where the model can't be cut so.
         """
 
 

@@ -1,4 +1,6 @@
-"""Parallelism inside a rank: one mesh; tensor and sequence, fully sharded, and pipeline parallelism behind one model."""
+"""Parallelism inside a rank: one mesh; tensor and sequence, fully sharded, and pipeline parallelism behind one
+model.
+"""
 
 from __future__ import annotations
 

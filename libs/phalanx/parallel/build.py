@@ -1,4 +1,6 @@
-"""From a job to a module on the meta device: the built-in decoder, or the user's class with the methods that its layout needs."""
+"""From a job to a module on the meta device: the built-in decoder, or the user's class with the methods that its layout
+needs.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-
 from phalanx.core.errors import PhalanxError
 from phalanx.models.decoder import Decoder, DecoderArgs
 from phalanx.models.protocol import HasParallelPlan, HasStages
+from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 """The collectives of tensor and sequence parallelism as autograd functions: each one's backward is the other's forward.
 
-They run on gloo and NCCL alike, on dimension 1 (the sequence) of [B, S, D] activations. Blocks that torch.compile sees break their
-graph here rather than trace a collective.
+They run on gloo and NCCL alike, on dimension 1 (the sequence) of [B, S, D] activations. Blocks that torch.compile sees
+break their graph here rather than trace a collective.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ def all_gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 def reduce_scatter_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sum over n ranks of [B, S, D], of which each keeps its [B, S / n, D], without autograd."""
-    parts = x.unflatten(SEQUENCE_DIM, (group.size(), -1)).transpose(0, SEQUENCE_DIM).contiguous()
+    batch, length, *rest = x.shape
+    parts = x.reshape(batch, group.size(), length // group.size(), *rest).transpose(0, SEQUENCE_DIM).contiguous()
     mine = torch.empty_like(parts[0])
     dist.reduce_scatter_single(mine, parts.flatten(0, 1), group=group)
     return mine
@@ -52,13 +53,13 @@ class _ScatterSequenceSum(torch.autograd.Function):
         return all_gather_sequence(gradients[0], ctx.group), None
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[B, S / n, D] -> [B, S, D]: all-gather; backward sums the partial gradients and scatters them."""
     return _GatherSequence.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def scatter_sequence_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Partial [B, S, D] -> summed [B, S / n, D]: reduce-scatter; backward gathers."""
     return _ScatterSequenceSum.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
@@ -69,5 +70,5 @@ def all_reduce_coalesced(tensors: list[Tensor], group: dist.ProcessGroup) -> Non
     if tensors:
         flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
         dist.all_reduce(flat, group=group)
-        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))

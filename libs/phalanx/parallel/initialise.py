@@ -1,7 +1,8 @@
-"""Initial weights by counter: a value depends on (seed, tensor's name, global element index) alone, whoever evaluates it.
+"""Initial weights by counter: a value depends on (seed, tensor's name, global element index) alone, whoever evaluates
+it.
 
-Normal values are Irwin-Hall sums: eight 16-bit uniforms, the 128 bits of one Philox call, added as integers. Up to the one rounding
-at the end everything is exact, so neither vector width nor library can change a bit. See
+Normal values are Irwin-Hall sums: eight 16-bit uniforms, the 128 bits of one Philox call, added as integers. Up to the
+one rounding at the end everything is exact, so neither vector width nor library can change a bit. See
 docs/decisions/counter-based-initialisation.md.
 """
 
@@ -12,11 +13,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
-
 from phalanx.core.box import Box
 from phalanx.core.philox import key_of, philox4x32
 from phalanx.models.protocol import Initial
+from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 20
 _NUM_UNIFORMS = 8
@@ -25,7 +25,9 @@ _STD_OF_SUM = math.sqrt(_NUM_UNIFORMS * (65536**2 - 1) / 12)
 
 
 def irwin_hall(index: Any, key: tuple[int, int]) -> Any:
-    """Sum of eight 16-bit uniforms minus its mean, an exact integer, for each global element index (int64 array or tensor)."""
+    """Sum of eight 16-bit uniforms minus its mean, an exact integer, for each global element index (int64 array or
+    tensor).
+    """
     words = philox4x32((index & 0xFFFFFFFF, index >> 32, index * 0, index * 0), key)
     return sum((word & 0xFFFF) + (word >> 16) for word in words) - int(_MEAN_OF_SUM)
 
@@ -33,7 +35,8 @@ def irwin_hall(index: Any, key: tuple[int, int]) -> Any:
 def normal_numpy(index: np.ndarray, key: tuple[int, int], std: float) -> np.ndarray:
     """Normal values fp32 for the global element indices; the same bits as `fill` gives."""
     with np.errstate(over="ignore"):
-        return (irwin_hall(index, key).astype(np.float64) * (std / _STD_OF_SUM)).astype(np.float32)
+        sums: np.ndarray = irwin_hall(index, key)
+    return (sums.astype(np.float64) * (std / _STD_OF_SUM)).astype(np.float32)
 
 
 def initial_key(seed: int, name: str) -> tuple[int, int]:
@@ -42,7 +45,9 @@ def initial_key(seed: int, name: str) -> tuple[int, int]:
 
 
 def fill(local: Tensor, box: Box, global_shape: tuple[int, ...], initial: Initial, seed: int, name: str) -> None:
-    """Write the initial values of `box` (in the global tensor `name`) into `local`, a tensor of the box's shape, in place."""
+    """Write the initial values of `box` (in the global tensor `name`) into `local`, a tensor of the box's shape, in
+    place.
+    """
     if initial.std is None:
         local.fill_(initial.value)
         return

@@ -1,4 +1,6 @@
-"""Cross-entropy summed over tokens, on whole logits or on logits whose vocabulary is cut over `tp` and which are never gathered."""
+"""Cross-entropy summed over tokens, on whole logits or on logits whose vocabulary is cut over `tp` and which are never
+gathered.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,7 @@ class _TokenSum(torch.autograd.Function):
         return gradient.mul_(gradients[0]).to(ctx.dtype), None, None
 
 
-@torch.compiler.disable
+@torch.compiler.disable  # type: ignore[untyped-decorator]
 def token_sum_cross_entropy(logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
     """Sum over tokens of the cross-entropy, fp32 0-dim, the same on every rank of `group`.
 

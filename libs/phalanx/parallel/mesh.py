@@ -1,7 +1,8 @@
-"""The one mesh of a gang: axes pp, dp_replicate, dp_shard, cp, tp in this order (tp innermost), and the process groups that they need.
+"""The one mesh of a gang: axes pp, dp_replicate, dp_shard, cp, tp in this order (tp innermost), and the process groups
+that they need.
 
-Groups are made one by one, by their members only: `init_device_mesh` would have all ranks make every group of every axis, also the
-axes of size 1, and each costs a rendezvous. The DeviceMesh is put together from the groups that exist.
+Groups are made one by one, by their members only: `init_device_mesh` would have all ranks make every group of every
+axis, also the axes of size 1, and each costs a rendezvous. The DeviceMesh is put together from the groups that exist.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh
-
 from phalanx.core.errors import PhalanxError
 from phalanx.parallel.schedules import is_v_shaped
+from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 
@@ -50,7 +50,8 @@ class AxisSizes(Protocol):
 class Mesh:
     """Sizes, this rank's coordinates and its groups by axis.
 
-    groups: of the axes that exchange anything (size above 1, and dp_shard always, as fully_shard runs on it at any size).
+    groups: of the axes that exchange anything (size above 1, and dp_shard always, as fully_shard runs on it at any
+    size).
     schedule: the pipeline schedule, which decides where the last stage lies.
     """
 
@@ -90,7 +91,7 @@ class Mesh:
     def data_mesh(self) -> DeviceMesh:
         """The mesh for fully_shard: (dp_shard,), or (dp_replicate, dp_shard) where copies exist."""
         axes = [axis for axis in ("dp_replicate", "dp_shard") if axis == "dp_shard" or self.sizes[axis] > 1]
-        ranks = [self._rank_at({axis: i for axis, i in zip(axes, point, strict=True)}) for point in self._points(axes)]
+        ranks = [self._rank_at(dict(zip(axes, point, strict=True))) for point in self._points(axes)]
         return DeviceMesh.from_group(
             [self.groups[axis] for axis in axes] if len(axes) > 1 else self.groups["dp_shard"],
             self.device.type,
@@ -137,9 +138,7 @@ def build_mesh(
     return Mesh(sizes, coordinates, groups, torch.device(device), schedule, timeout)
 
 
-def _axis_group(
-    sizes: dict[str, int], coordinates: dict[str, int], axis: str, timeout: timedelta
-) -> dist.ProcessGroup:
+def _axis_group(sizes: dict[str, int], coordinates: dict[str, int], axis: str, timeout: timedelta) -> dist.ProcessGroup:
     ranks = [_rank_at(sizes, coordinates | {axis: i}) for i in range(sizes[axis])]
     group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=axis)
     assert isinstance(group, dist.ProcessGroup), "a rank is always a member of its own axis group"

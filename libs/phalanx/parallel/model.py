@@ -1,4 +1,6 @@
-"""The model of one rank: built on the meta device, cut by the mesh, filled with initial weights, stepped over the slots of a batch."""
+"""The model of one rank: built on the meta device, cut by the mesh, filled with initial weights, stepped over the slots
+of a batch.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
-
 from phalanx.core.box import HeldTensor, whole
 from phalanx.models.protocol import HasInitialWeights, HasParallelPlan, HasStages, Initial
 from phalanx.parallel.build import build_on_meta, check_layout, whole_weights
@@ -29,6 +29,7 @@ from phalanx.parallel.sharding import (
     shard,
 )
 from phalanx.parallel.tensor import TensorSlices, apply_plan
+from torch import Tensor, nn
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -74,8 +75,8 @@ class ParallelModel:
         for stage in self.stages:
             prepare_blocks(stage, recompute=job.activation_checkpoint.mode == "full", compiled=job.compile.enable)
         reduce_dtype = _DTYPES[job.training.mixed_precision_reduce]
-        self.roots = [shard(stage, mesh, self.zero, dtype, reduce_dtype) for stage in self.stages]
         for stage in self.stages:
+            shard(stage, mesh, self.zero, dtype, reduce_dtype)
             materialise(stage, self.device)
         self._parameters = [p for stage in self.stages for p in stage.parameters()]
         self._held = [t for stage, own in zip(self.stages, slices, strict=True) for t in held_tensors(stage, own, mesh)]
@@ -85,7 +86,9 @@ class ParallelModel:
 
     def _build_pipeline(self, job: Any, model: nn.Module, dtype: torch.dtype) -> Pipeline:
         parallel, sizes = job.parallel, self.mesh.sizes
-        assert self.mesh.schedule == parallel.schedule, "build_mesh(schedule=) must be the job's: it places the last stage"
+        assert self.mesh.schedule == parallel.schedule, (
+            "build_mesh(schedule=) must be the job's: it places the last stage"
+        )
         check_pipeline(parallel.schedule, self.zero, compiled=job.compile.enable)
         indices = stages_of(parallel.schedule, sizes["pp"], self.mesh.coordinates["pp"], parallel.stages_per_rank)
         assert isinstance(model, HasStages), "check_layout refused it"
@@ -109,7 +112,8 @@ class ParallelModel:
                 buffer.copy_(whole_by_name[name])
 
     def _loss(self, logits: Tensor, targets: Tensor, valid_tokens: int) -> Tensor:
-        return token_sum_cross_entropy(logits, targets, self.mesh.tp_group) / valid_tokens
+        token_sum: Tensor = token_sum_cross_entropy(logits, targets, self.mesh.tp_group)
+        return token_sum / valid_tokens
 
     def forward_backward(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
         """Add the gradients of every slot; this rank's part of the loss, fp32 0-dim.
@@ -128,9 +132,9 @@ class ParallelModel:
     def _step_without_pipeline(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
         total = torch.zeros((), device=self.device)
         for slot, (tokens, targets, positions, documents) in enumerate(slots_of(batch)):
-            set_micro_batch(self.roots[0], self.zero, is_last=slot == batch.num_slots - 1)
+            set_micro_batch(self.stages[0], self.zero, is_last=slot == batch.num_slots - 1)
             loss = self._loss(self.stages[0](tokens, positions, documents), targets, valid_tokens)
-            loss.backward()
+            torch.autograd.backward(loss)
             total += loss.detach()
         return total
 
@@ -149,7 +153,9 @@ class ParallelModel:
 
     def _placed(self, batch: SlotBatch) -> SlotBatch:
         tokens, targets, positions = (t.to(self.device) for t in (batch.tokens, batch.targets, batch.position_ids))
-        documents = batch.document_ids.to(self.device) if self._uses_documents and batch.document_ids is not None else None
+        documents = (
+            batch.document_ids.to(self.device) if self._uses_documents and batch.document_ids is not None else None
+        )
         assert documents is not None or not self._uses_documents, "document_mask needs document_ids in every batch"
         return SlotBatch(tokens, targets, positions, documents, batch.num_slots)
 
@@ -157,8 +163,8 @@ class ParallelModel:
         return loss if self.mesh.has_loss else torch.zeros_like(loss)
 
     def _reshard(self) -> None:
-        for root in self.roots:
-            reshard(root)
+        for stage in self.stages:
+            reshard(stage)
 
     def parameters(self) -> list[HeldTensor]:
         """The fp32 masters that this rank holds: writing to a `local` writes the model (between steps)."""
@@ -169,7 +175,9 @@ class ParallelModel:
         return [None if p.grad is None else local_of(p.grad) for p in self._parameters]
 
     def finish_gradients(self) -> None:
-        """Complete what tp ranks hold in common but computed in parts, by one all-reduce; call once after `forward_backward`."""
+        """Complete what tp ranks hold in common but computed in parts, by one all-reduce; call once after
+        `forward_backward`.
+        """
         if (group := self.mesh.tp_group) is not None:
             gradients = zip(self.gradients(), self._is_partial, strict=True)
             all_reduce_coalesced([g for g, is_partial in gradients if is_partial and g is not None], group)
@@ -196,6 +204,8 @@ class ParallelModel:
 
 def slots_of(batch: SlotBatch) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
     """Tokens, targets, position ids and document ids of each slot, [local_batch_size, S] each."""
-    documents = [None] * batch.num_slots if batch.document_ids is None else batch.document_ids.tensor_split(batch.num_slots)
+    documents = (
+        [None] * batch.num_slots if batch.document_ids is None else batch.document_ids.tensor_split(batch.num_slots)
+    )
     others = (t.tensor_split(batch.num_slots) for t in (batch.tokens, batch.targets, batch.position_ids))
     return zip(*others, documents, strict=True)

@@ -1,9 +1,10 @@
-"""Pipeline parallelism on torch's stages and schedules, with static shapes, position and document ids beside the tokens, and a
-forward pass of its own for evaluation.
+"""Pipeline parallelism on torch's stages and schedules, with static shapes, position and document ids beside the
+tokens, and a forward pass of its own for evaluation.
 
-torch's evaluation would run each schedule's whole order and renegotiate its buffers at each change between training and evaluation;
-a forward pass needs neither: stage by stage, all slots of a stage's input are awaited up front, so that sends and receives between
-any two ranks come in one order on both sides and can't wait for each other.
+torch's evaluation would run each schedule's whole order and renegotiate its buffers at each change between training and
+evaluation;
+a forward pass needs neither: stage by stage, all slots of a stage's input are awaited up front, so that sends and
+receives between any two ranks come in one order on both sides and can't wait for each other.
 """
 
 from __future__ import annotations
@@ -14,20 +15,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from phalanx.core.errors import PhalanxError
+from phalanx.parallel.mesh import Mesh
+from phalanx.parallel.schedules import multiple_of, schedule_named
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
-
-from phalanx.core.errors import PhalanxError
-from phalanx.parallel.mesh import Mesh
-from phalanx.parallel.schedules import SCHEDULES, multiple_of, schedule_named
 
 LossFunction = Callable[..., Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class StageShapes:
-    """Shapes at the ends of one stage on one rank, for one micro-batch: int64 tokens into the first, `dtype` everywhere else."""
+    """Shapes at the ends of one stage on one rank, for one micro-batch: int64 tokens into the first, `dtype` everywhere
+    else.
+    """
 
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
@@ -84,7 +86,9 @@ def _sequence_shard(shape: Sequence[int], tp: int) -> tuple[int, ...]:
 
 
 class Pipeline:
-    """The stages of one rank under one schedule; its torch schedule is built at the first step of each number of slots."""
+    """The stages of one rank under one schedule; its torch schedule is built at the first step of each number of
+    slots.
+    """
 
     def __init__(
         self,
@@ -94,7 +98,9 @@ class Pipeline:
         mesh: Mesh,
         loss: LossFunction,
     ) -> None:
-        """modules, indices: this rank's, in the order of the model. shapes: of all stages. loss: (logits, targets, valid_tokens)."""
+        """modules, indices: this rank's, in the order of the model. shapes: of all stages. loss: (logits, targets,
+        valid_tokens).
+        """
         self.modules, self.indices, self.shapes = modules, indices, shapes
         self.mesh, self.loss, self.group = mesh, loss, mesh.groups["pp"]
         self.facts = schedule_named(mesh.schedule)
@@ -155,7 +161,7 @@ class Pipeline:
         slots = range(batch.num_slots)
         parts = {name: _chunks(getattr(batch, name), batch.num_slots) for name in _BATCH_FIELDS}
         total = torch.zeros((), device=self.mesh.device)
-        sends: list[dist.Work] = []
+        sends: list[dist.Work | None] = []
         kept: list[Tensor] = []  # what a send still reads
         outputs: list[Tensor] = []
         for module, index in zip(self.modules, self.indices, strict=True):
@@ -163,7 +169,9 @@ class Pipeline:
             outputs = []
             for slot in slots:
                 hidden = inputs[slot]()
-                output = module(hidden, position_ids=parts["position_ids"][slot], document_ids=parts["document_ids"][slot])
+                output = module(
+                    hidden, position_ids=parts["position_ids"][slot], document_ids=parts["document_ids"][slot]
+                )
                 if index == len(self.shapes) - 1:
                     total += self.loss(output, parts["targets"][slot], valid_tokens=valid_tokens)
                 elif self._rank_of(index + 1) == self.group.rank():
@@ -172,6 +180,7 @@ class Pipeline:
                     kept.append(output.contiguous())
                     sends.append(dist.isend(kept[-1], group=self.group, group_dst=self._rank_of(index + 1)))
         for send in sends:
+            assert send is not None, "a member of its own pipeline group"
             send.wait()
         return total
 

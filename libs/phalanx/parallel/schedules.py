@@ -1,4 +1,6 @@
-"""The pipeline schedules by the names of the job file: torch's class, stages a rank, placement, and the micro-batch counts they admit."""
+"""The pipeline schedules by the names of the job file: torch's class, stages a rank, placement, and the micro-batch
+counts they admit.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +30,13 @@ SCHEDULES = {
     "gpipe": Schedule("ScheduleGPipe"),
     "1f1b": Schedule("Schedule1F1B", micro_batches_per_rank=1),
     "interleaved_1f1b": Schedule("ScheduleInterleaved1F1B", many_stages=True, micro_batches_per_rank=1),
-    "interleaved_zero_bubble": Schedule("ScheduleInterleavedZeroBubble", many_stages=True, zero_bubble=True, micro_batches_per_rank=1),
+    "interleaved_zero_bubble": Schedule(
+        "ScheduleInterleavedZeroBubble", many_stages=True, zero_bubble=True, micro_batches_per_rank=1
+    ),
     "zbv": Schedule("ScheduleZBVZeroBubble", many_stages=True, v_shaped=True, zero_bubble=True),
-    "dualpipev": Schedule("ScheduleDualPipeV", many_stages=True, v_shaped=True, zero_bubble=True, micro_batches_per_rank=2),
+    "dualpipev": Schedule(
+        "ScheduleDualPipeV", many_stages=True, v_shaped=True, zero_bubble=True, micro_batches_per_rank=2
+    ),
 }
 
 

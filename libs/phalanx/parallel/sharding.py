@@ -1,8 +1,9 @@
-"""Data parallelism by fully_shard (FSDP2) at any dp size, one included: fp32 masters, ZeRO stages, and who holds which part.
+"""Data parallelism by fully_shard (FSDP2) at any dp size, one included: fp32 masters, ZeRO stages, and who holds which
+part.
 
-ZeRO 1 keeps parameters whole within a step and reduces gradients with the last micro-batch; 2 keeps them whole and reduces with each;
-3 frees them after each block's forward and reduces with each. Gradients are sums: the loss is already divided by the global count of
-valid tokens.
+ZeRO 1 keeps parameters whole within a step and reduces gradients with the last micro-batch; 2 keeps them whole and
+reduces with each; 3 frees them after each block's forward and reduces with each. Gradients are sums: the loss is
+already divided by the global count of valid tokens.
 """
 
 from __future__ import annotations
@@ -11,31 +12,31 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
+from phalanx.core.box import Box, HeldTensor
+from phalanx.parallel.mesh import Mesh
+from phalanx.parallel.tensor import TensorSlices
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
-from phalanx.core.box import Box, HeldTensor
-from phalanx.parallel.mesh import Mesh
-from phalanx.parallel.tensor import TensorSlices
 
-
-def shard(module: nn.Module, mesh: Mesh, zero: int, param_dtype: torch.dtype, reduce_dtype: torch.dtype) -> FSDPModule:
+def shard(module: nn.Module, mesh: Mesh, zero: int, param_dtype: torch.dtype, reduce_dtype: torch.dtype) -> None:
     """Shard each of `module.layers` (where it has any) and then the rest of it, in place, on the mesh's data axes."""
     data_mesh = mesh.data_mesh()
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     for block in blocks_of(module):
         fully_shard(block, mesh=data_mesh, mp_policy=policy, reshard_after_forward=zero == 3)
-    root = fully_shard(module, mesh=data_mesh, mp_policy=policy, reshard_after_forward=False)
-    for sharded in sharded_modules(root):
+    fully_shard(module, mesh=data_mesh, mp_policy=policy, reshard_after_forward=False)
+    for sharded in sharded_modules(module):
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
-    return root
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
-    """The repeated blocks of a model or a stage: its `layers` (ModuleDict, ModuleList or Sequential), none where it has no such."""
+    """The repeated blocks of a model or a stage: its `layers` (ModuleDict, ModuleList or Sequential), none where it has
+    no such.
+    """
     layers = getattr(module, "layers", None)
     if isinstance(layers, nn.ModuleDict):
         return list(layers.values())
@@ -43,7 +44,9 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def prepare_blocks(module: nn.Module, *, recompute: bool, compiled: bool) -> None:
-    """Make each block compute its inside again in backward, or compile it, without a wrapper that would change names."""
+    """Make each block compute its inside again in backward, or compile it, without a wrapper that would change
+    names.
+    """
     for block in blocks_of(module):
         if recompute:
             block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
@@ -59,15 +62,16 @@ def sharded_modules(module: nn.Module) -> Iterator[FSDPModule]:
 def materialise(root: nn.Module, device: torch.device) -> None:
     """Allocate the shards, uninitialised, with the very storage that training will use.
 
-    fully_shard pads uneven shards at its lazy initialisation, which replaces their storage: it runs here, so that the local tensors
-    handed out afterwards stay the live ones.
+    fully_shard pads uneven shards at its lazy initialisation, which replaces their storage: it runs here, so that the
+    local tensors handed out afterwards stay the live ones.
     """
     root.to_empty(device=device)
     fully_shard.state(root)._lazy_init()  # type: ignore[attr-defined]
 
 
-def set_micro_batch(root: FSDPModule, zero: int, *, is_last: bool) -> None:
+def set_micro_batch(root: nn.Module, zero: int, *, is_last: bool) -> None:
     """Prepare the next forward and backward of a loop over micro-batches without a pipeline."""
+    assert isinstance(root, FSDPModule), "shard() comes first"
     root.set_requires_gradient_sync(is_last or zero > 1)
     root.set_reshard_after_backward(is_last or zero == 3)
     root.set_is_last_backward(is_last)

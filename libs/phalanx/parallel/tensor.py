@@ -1,7 +1,9 @@
-"""Tensor and sequence parallelism without DTensor: each rank holds a plain slice of a weight, and the module that holds it exchanges.
+"""Tensor and sequence parallelism without DTensor: each rank holds a plain slice of a weight, and the module that holds
+it exchanges.
 
-`apply_plan` runs on a model on the meta device, before anything is allocated. What it replaced is recorded in `TensorSlices`, so that
-every local parameter can be told in global coordinates. See docs/decisions/explicit-tensor-parallelism.md.
+`apply_plan` runs on a model on the meta device, before anything is allocated. What it replaced is recorded in
+`TensorSlices`, so that every local parameter can be told in global coordinates. See
+docs/decisions/explicit-tensor-parallelism.md.
 """
 
 from __future__ import annotations
@@ -13,12 +15,11 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor, nn
-
 from phalanx.core.box import Box, whole
 from phalanx.core.errors import PhalanxError
 from phalanx.models.protocol import Style
 from phalanx.parallel.collectives import gather_sequence, scatter_sequence_sum
+from torch import Tensor, nn
 
 
 class RowwiseLinear(nn.Linear):
@@ -28,7 +29,7 @@ class RowwiseLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The bias, if any, is whole on each rank and added after the sum."""
-        y = scatter_sequence_sum(F.linear(input, self.weight), self.group)
+        y: Tensor = scatter_sequence_sum(F.linear(input, self.weight), self.group)
         return y if self.bias is None else y + self.bias
 
 
@@ -42,15 +43,16 @@ class VocabEmbedding(nn.Embedding):
         local = input - self.group.rank() * self.weight.shape[0]
         is_mine = (local >= 0) & (local < self.weight.shape[0])
         rows = F.embedding(torch.where(is_mine, local, 0), self.weight)
-        return scatter_sequence_sum(rows * is_mine.unsqueeze(-1), self.group)
+        y: Tensor = scatter_sequence_sum(rows * is_mine.unsqueeze(-1), self.group)
+        return y
 
 
 @dataclass(slots=True)
 class TensorSlices:
     """Where the parameters of one rank lie in the global model.
 
-    shapes: global shape by name. boxes: the tp slice by name, before fully_shard. partial: held by every tp rank, with gradients
-    that are sums over the rank's part of the sequence only.
+    shapes: global shape by name. boxes: the tp slice by name, before fully_shard. partial: held by every tp rank, with
+    gradients that are sums over the rank's part of the sequence only.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -67,7 +69,8 @@ class TensorSlices:
 def apply_plan(model: nn.Module, plan: Mapping[str, Style], group: dist.ProcessGroup) -> TensorSlices:
     """Cut the meta-device `model` in place by `plan` over `group`.
 
-    Raises PhalanxError where a size doesn't divide, a parameter is in no planned module, or a style doesn't fit its module.
+    Raises PhalanxError where a size doesn't divide, a parameter is in no planned module, or a style doesn't fit its
+    module.
     """
     slices = TensorSlices.of(model)
     tied: dict[int, nn.Parameter] = {}
@@ -106,12 +109,12 @@ def _apply_style(
     if style == "sequence_norm":
         slices.partial.update(f"{name}.{own}" for own, _ in module.named_parameters(recurse=False))
         module.register_forward_hook(lambda _module, _inputs, output: gather_sequence(output, group))
-    elif style == "vocab_embedding" and type(module) is nn.Embedding:
+    elif style == "vocab_embedding" and type(module) is nn.Embedding and module.padding_idx is None:
         cut("weight", 0)
-        module.__class__, module.group = VocabEmbedding, group
+        _become(module, VocabEmbedding, group)
     elif style == "rowwise" and type(module) is nn.Linear:
         cut("weight", 1)
-        module.__class__, module.group = RowwiseLinear, group
+        _become(module, RowwiseLinear, group)
         if module.bias is not None:
             slices.partial.add(f"{name}.bias")
     elif style in ("colwise", "vocab_head") and type(module) is nn.Linear:
@@ -125,6 +128,12 @@ def _apply_style(
             expected=f"a style that fits a {type(module).__name__}",
             remedy="see phalanx.models.protocol.Style",
         )
+
+
+def _become(module: nn.Module, kind: type[RowwiseLinear | VocabEmbedding], group: dist.ProcessGroup) -> None:
+    """Turn a module into its cut form in place, with the same parameters under the same names."""
+    module.__class__ = kind
+    object.__setattr__(module, "group", group)
 
 
 def _cut(
