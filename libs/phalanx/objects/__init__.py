@@ -1,4 +1,7 @@
-"""Object storage by URL: immutable objects, created exactly once, on files, in memory or on S3 (contract in `base.py`)."""
+"""Object storage by URL.
+
+Immutable objects, created exactly once, on files, in memory or on S3 (contract in `base.py`).
+"""
 
 from phalanx.objects.base import (
     ObjectExists,

@@ -6,7 +6,8 @@ Every store promises the same, whatever holds the bytes:
   writer   the same for a streamed object: nothing exists under the key before `commit`
   list     what is there now, sorted by key; never from a cache
   delete   idempotent
-A key is a relative path with `/` between its segments. Writing the same key twice is an error even where the bytes agree; see `create`.
+A key is a relative path with `/` between its segments. Writing the same key twice is an error even where the bytes
+agree; see `create`.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ class ObjectExists(Exception):  # noqa: N818 - a signal that callers handle, not
     """An object with this key was there already; it was not touched."""
 
 
-class StoreDenied(PhalanxError):
-    """The store refuses us: permissions, credentials, or a bucket or folder that is not there. The user must change something."""
+class StoreDenied(PhalanxError):  # noqa: N818 - read by people as a refusal
+    """The store refuses us.
+
+    Permissions, credentials, or a bucket or folder that is not there. The user must change something.
+    """
 
 
 class StoreError(OutsideError):
@@ -42,10 +46,12 @@ class StoreError(OutsideError):
 
 @dataclass(frozen=True, slots=True)
 class StorageSettings:
-    """How to reach one store: the `[storage.NAME]` section of a job file. None means what the usual AWS variables and files say.
+    """How to reach one store: the `[storage.NAME]` section of a job file. None means what the usual AWS variables and
+    files say.
 
-    endpoint: URL of an S3-compatible server. addressing: bucket in the path or in the host name (None: path with an endpoint of one's
-    own, virtual on AWS). ca_bundle: PEM file with the certificates to trust. profile: section of the AWS files.
+    endpoint: URL of an S3-compatible server. addressing: bucket in the path or in the host name (None: path with an
+    endpoint of one's own, virtual on AWS). ca_bundle: PEM file with the certificates to trust. profile: section of
+    the AWS files.
     """
 
     endpoint: str | None = None
@@ -64,7 +70,10 @@ class ObjectInfo:
 
 
 def check_key(key: str) -> str:
-    """`key` itself if every store can hold it, else StoreDenied: relative, no empty, `.` or `..` segment, no control character."""
+    """`key` itself if every store can hold it, else StoreDenied.
+
+    Relative, no empty, `.` or `..` segment, no control character.
+    """
     segments = key.split("/")
     if any(segment in ("", ".", "..") for segment in segments):
         problem = "a relative path without empty, '.' or '..' segments"
@@ -86,7 +95,10 @@ def as_view(data: BytesLike) -> memoryview:
 
 
 def check_range(where: str, num_bytes: int, offset: int, length: int | None) -> int:
-    """How many bytes a read of [offset, offset + length) takes from an object of `num_bytes`; StoreError if they are not all there."""
+    """How many bytes a read of [offset, offset + length) takes from an object of `num_bytes`.
+
+    StoreError if they are not all there.
+    """
     wanted = max(num_bytes - offset, 0) if length is None else length
     if offset < 0 or wanted < 0 or offset + wanted > num_bytes:
         raise StoreError(f"{where}: bytes {offset} to {offset + wanted} were asked of an object of {num_bytes} bytes")
@@ -94,7 +106,10 @@ def check_range(where: str, num_bytes: int, offset: int, length: int | None) -> 
 
 
 class ObjectWriter(ABC):
-    """A streamed object: `with store.writer(key) as w: w.write(...); w.commit()`. Leaving without `commit` leaves nothing."""
+    """A streamed object.
+
+    `with store.writer(key) as w: w.write(...); w.commit()`. Leaving without `commit` leaves nothing.
+    """
 
     @abstractmethod
     def write(self, chunk: BytesLike) -> None:
@@ -102,7 +117,10 @@ class ObjectWriter(ABC):
 
     @abstractmethod
     def commit(self) -> None:
-        """Makes the object exist, whole and durable. Raises ObjectExists if the key was taken, StoreDenied, StoreError."""
+        """Makes the object exist, whole and durable.
+
+        Raises ObjectExists if the key was taken, StoreDenied, StoreError.
+        """
 
     @abstractmethod
     def abort(self) -> None:
@@ -127,7 +145,10 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        """Bytes [offset, offset + length) of an object (length None: to its end). Raises ObjectMissing; StoreError if it is shorter."""
+        """Bytes [offset, offset + length) of an object (length None.
+
+        To its end). Raises ObjectMissing; StoreError if it is shorter.
+        """
 
     @abstractmethod
     def info(self, key: str) -> ObjectInfo:
@@ -135,10 +156,11 @@ class ObjectStore(ABC):
 
     @abstractmethod
     def create(self, key: str, data: BytesLike) -> None:
-        """Makes the object exist, all or nothing, durable at return. Raises ObjectExists, and then nothing was touched.
+        """Makes the object exist, all or nothing, durable at return. Raises ObjectExists, and then nothing was
+        touched.
 
-        Where the reply to our own write was lost, an object with exactly our bytes counts as ours: writers that must tell each other
-        apart put something of their own (a random id) into the bytes.
+        Where the reply to our own write was lost, an object with exactly our bytes counts as ours: writers that must
+        tell each other apart put something of their own (a random id) into the bytes.
         """
 
     @abstractmethod
@@ -154,7 +176,10 @@ class ObjectStore(ABC):
         """Removes an object; one that is not there is no error."""
 
     def creates_large_objects_in_parts(self) -> bool | None:
-        """Whether an upload in parts is create-only here too (found by trying it). None: this store has no such uploads."""
+        """Whether an upload in parts is create-only here too (found by trying it).
+
+        None: this store has no such uploads.
+        """
         return None
 
     def within(self, prefix: str) -> ObjectStore:

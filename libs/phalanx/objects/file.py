@@ -1,9 +1,9 @@
 """`file://`: objects as files below a root folder, on a local disk or a shared POSIX file system.
 
-An object is written to a temporary file in its own folder, fsynced, and then hard-linked to its name: link(2) is atomic and fails if the
-name exists, which makes it create-only whoever races. The folder is fsynced before `create` returns. A writer that is killed leaves at
-most a temporary file, which no listing shows and no other writer meets. Calls on a dead network file system cannot be interrupted: a
-mount's own time-out is their deadline.
+An object is written to a temporary file in its own folder, fsynced, and then hard-linked to its name: link(2) is
+atomic and fails if the name exists, which makes it create-only whoever races. The folder is fsynced before `create`
+returns. A writer that is killed leaves at most a temporary file, which no listing shows and no other writer meets.
+Calls on a dead network file system cannot be interrupted: a mount's own time-out is their deadline.
 """
 
 from __future__ import annotations

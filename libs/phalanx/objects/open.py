@@ -16,9 +16,10 @@ _FORMS = "file:///absolute/folder, file://./relative/folder, s3://bucket/prefix 
 def open_store(url: str, settings: StorageSettings | None = None, deadline_s: float = 60) -> ObjectStore:
     """The store at `url`; nothing is read or written yet.
 
-    url: `file:///folder`, `file://./folder` and `file://~/folder` (taken literally, no %-escapes), `s3://bucket/prefix`, or `memory://`
-    (each call a fresh, empty one). settings: for s3. deadline_s: how long one call may take, retries included; an upload or read of
-    very large objects gets more by its size. Raises StoreDenied for a URL of another kind and for missing credentials.
+    url: `file:///folder`, `file://./folder` and `file://~/folder` (taken literally, no %-escapes),
+    `s3://bucket/prefix`, or `memory://` (each call a fresh, empty one). settings: for s3. deadline_s: how long one
+    call may take, retries included; an upload or read of very large objects gets more by its size. Raises StoreDenied
+    for a URL of another kind and for missing credentials.
     """
     scheme, separator, rest = url.partition("://")
     if separator and scheme == "file":
@@ -52,10 +53,11 @@ def _folder(url: str, rest: str) -> Path:
 
 
 def fsspec_options(url: str, settings: StorageSettings | None = None) -> dict[str, Any]:
-    """Options with which `fsspec` (and so `webdataset`) opens `url` by the same endpoint, credentials and trust as `open_store`.
+    """Options with which `fsspec` (and so `webdataset`) opens `url` by the same endpoint, credentials and trust as
+    `open_store`.
 
-    Holds no secret: s3fs finds the credentials by the same chain. Listings are never cached. Raises StoreDenied for `memory://`, whose
-    objects belong to one store instance.
+    Holds no secret: s3fs finds the credentials by the same chain. Listings are never cached. Raises StoreDenied for
+    `memory://`, whose objects belong to one store instance.
     """
     scheme = url.partition("://")[0]
     if scheme == "file":

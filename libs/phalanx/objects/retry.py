@@ -1,0 +1,57 @@
+"""Deadlines and retries: how long one call may take in all, and when it tries again."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from phalanx.objects.base import StoreError
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
+SLOWEST_BYTES_PER_S = 8 * 2**20
+Result = TypeVar("Result")
+
+
+class TransientError(Exception):
+    """One try failed in a way that another may not; whether the server acted on it is unknown."""
+
+
+class Deadline:
+    """A point on this process's monotonic clock; bulk bytes move it by what they need at SLOWEST_BYTES_PER_S."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._end_s = time.monotonic() + seconds
+
+    def allow(self, num_bytes: int) -> None:
+        """Adds the time that `num_bytes` may take."""
+        self._end_s += num_bytes / SLOWEST_BYTES_PER_S
+
+    def restart(self) -> None:
+        """Begins anew, after progress."""
+        self._end_s = time.monotonic() + self._seconds
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left; 0 when it has passed."""
+        return max(self._end_s - time.monotonic(), 0.0)
+
+
+def retry(what: str, deadline: Deadline, operation: Callable[[int], Result]) -> Result:
+    """The result of `operation(number of the try, from 0)`, tried again after TransientError until the deadline.
+
+    Pauses grow twofold with full jitter. Raises StoreError, the last cause chained; other exceptions pass through at
+    once.
+    """
+    number = 0
+    while True:
+        try:
+            return operation(number)
+        except TransientError as error:
+            pause_s = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**number))
+            number += 1
+            if deadline.remaining_s <= pause_s:
+                raise StoreError(f"{what}: still failing after {number} tries at the deadline: {error}") from error
+            time.sleep(pause_s)

@@ -1,0 +1,305 @@
+"""`s3://`: objects in a bucket of any S3-compatible store, through obstore.
+
+Create-only is the server's work (`If-None-Match: *`); `phalanx doctor --storage URL` shows whether it does it.
+Objects up to PARTS_ABOVE_BYTES are one conditional put. Larger ones go up in parts where the server makes the last
+call conditional too, else by one conditional put up to S3's limit of 5 GiB. Retries are ours, not the client's: only
+so do we know whether a refusal ("the key is taken") may be the echo of our own write whose reply was lost.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    NotSupportedError,
+    PermissionDeniedError,
+    PreconditionError,
+    UnauthenticatedError,
+)
+from phalanx.core.digest import BytesLike
+from phalanx.objects.base import (
+    TEMPORARY_SUFFIX,
+    ObjectExists,
+    ObjectInfo,
+    ObjectMissing,
+    ObjectStore,
+    ObjectWriter,
+    StorageSettings,
+    StoreDenied,
+    StoreError,
+    as_view,
+    check_key,
+    check_range,
+)
+from phalanx.objects.retry import SLOWEST_BYTES_PER_S, Deadline, TransientError, retry
+from phalanx.objects.s3_client import check_process, make_engine, resolve
+from phalanx.objects.s3_parts import PART_BYTES, PartsUploader, TakenError
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store as Engine
+
+PARTS_ABOVE_BYTES, MAX_PUT_BYTES = 64 * 2**20, 5 * 2**30
+_CHUNK_BYTES, _COMPARE_BYTES, _LIST_PAGE = 8 * 2**20, 32 * 2**20, 1000
+_STATUS = re.compile(r"status code: (\d{3})")
+_RETRIED_STATUS = (408, 409, 425, 429)
+
+
+@contextmanager
+def translated(where: str, key: str) -> Iterator[None]:
+    """Turns obstore's errors into ours; TransientError where another try may help."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        if "NoSuchBucket" in str(error):
+            raise StoreDenied(
+                where, expected="a bucket that exists", remedy="create the bucket or correct the URL"
+            ) from error
+        raise ObjectMissing(key) from error
+    except (AlreadyExistsError, PreconditionError) as error:
+        raise TakenError(str(error)) from error
+    except (PermissionDeniedError, UnauthenticatedError) as error:
+        raise StoreDenied(
+            f"{where}/{key}",
+            expected=f"access ({_shown(error)})",
+            remedy="check the credentials, their expiry and the bucket's policy",
+        ) from error
+    except NotSupportedError as error:
+        raise StoreError(f"{where}/{key}: the server does not support this: {_shown(error)}") from error
+    except (BaseError, OSError) as error:
+        status = _STATUS.search(str(error))
+        if status and status[1].startswith("4") and int(status[1]) not in _RETRIED_STATUS:
+            raise StoreError(f"{where}/{key}: {_shown(error)}") from error
+        raise TransientError(_shown(error)) from error
+
+
+def _shown(error: Exception) -> str:
+    """The first line of a client's message, without its debug dump."""
+    return str(error).strip().partition("\n")[0][:300]
+
+
+class S3Store(ObjectStore):
+    """Objects in one bucket. parts_above_bytes, part_bytes: where uploads in parts begin, and their size."""
+
+    def __init__(
+        self,
+        bucket: str,
+        settings: StorageSettings,
+        deadline_s: float,
+        parts_above_bytes: int = PARTS_ABOVE_BYTES,
+        part_bytes: int = PART_BYTES,
+    ) -> None:
+        self.url, self._deadline_s = f"s3://{bucket}", deadline_s
+        self._access = resolve(bucket, settings)
+        self._first_timeout_s = deadline_s / 2  # so that a try which stalls leaves time for another
+        self._engine = make_engine(self._access, self._first_timeout_s)
+        self._parts_above_bytes, self._part_bytes = parts_above_bytes, part_bytes
+        self._parts_lock = threading.Lock()
+        self._parts: PartsUploader | None = None
+        self._has_parts: bool | None = None
+
+    def _pick(self, number: int, deadline: Deadline, num_bytes: int = 0) -> Engine:
+        """The shared client for a first try of usual size.
+
+        Else a fresh one, on new connections, with the time that is left.
+        """
+        if number == 0 and num_bytes / SLOWEST_BYTES_PER_S < self._first_timeout_s:
+            return self._engine
+        return make_engine(self._access, max(deadline.remaining_s, 0.1))
+
+    def _retry(self, key: str, operation: Callable[[Engine], Any]) -> Any:
+        check_process()
+        deadline = Deadline(self._deadline_s)
+
+        def once(number: int) -> Any:
+            with translated(self.url, key):
+                return operation(self._pick(number, deadline))
+
+        return retry(f"{self.url}/{key}", deadline, once)
+
+    def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
+        check_process()
+        where = f"{self.url}/{check_key(key)}"
+        if length == 0 or (length is None and offset) or min(offset, length or 0) < 0:
+            length = check_range(where, self.info(key).num_bytes, offset, length)
+        if length == 0:
+            return b""
+        deadline = Deadline(self._deadline_s)
+        deadline.allow(length or 0)
+        chunks: list[bytes] = []
+
+        def once(number: int) -> None:
+            with translated(self.url, key):
+                _continue_reading(where, self._pick(number, deadline, length or 0), key, offset, length, chunks)
+
+        retry(where, deadline, once)
+        return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
+
+    def info(self, key: str) -> ObjectInfo:
+        meta = self._retry(check_key(key), lambda engine: obstore.head(engine, key))
+        return ObjectInfo(key, meta["size"])
+
+    def create(self, key: str, data: BytesLike) -> None:
+        check_process()
+        check_key(key)
+        view, tried = as_view(data), False
+        deadline = Deadline(self._deadline_s)
+        deadline.allow(len(view))
+        put = self._choose_put(key, view, deadline)
+
+        def once(number: int) -> None:
+            nonlocal tried
+            # After a try of unknown outcome the key may hold our own bytes: look before sending them again.
+            if tried and self._is_ours(key, view):
+                return
+            try:
+                put(number)
+            except TakenError as error:
+                self._judge_taken(key, view, tried, error)
+            except TransientError:
+                tried = True
+                raise
+
+        retry(f"{self.url}/{key}", deadline, once)
+
+    def _choose_put(self, key: str, view: memoryview, deadline: Deadline) -> Callable[[int], object]:
+        if len(view) > self._parts_above_bytes and self._honours_parts(key):
+            uploader = self._uploader()
+            return lambda number: uploader.put(key, view)
+        if len(view) > MAX_PUT_BYTES:
+            raise StoreDenied(
+                f"{self.url}/{key}",
+                value=f"{len(view)} bytes",
+                expected=f"at most {MAX_PUT_BYTES} bytes on a server without conditional uploads in parts",
+                remedy="write several smaller objects",
+            )
+
+        def put_whole(number: int) -> object:
+            with translated(self.url, key):
+                return obstore.put(
+                    self._pick(number, deadline, len(view)), key, view, mode="create", use_multipart=False
+                )
+
+        return put_whole
+
+    def _judge_taken(self, key: str, view: memoryview, tried: bool, error: TakenError) -> None:
+        """A conditional write was refused.
+
+        Returns if the object there is our own, raises ObjectExists or TransientError.
+        """
+        try:
+            if tried and self._is_ours(key, view):
+                return
+            self.info(key)
+        except ObjectMissing:
+            raise TransientError(f"another write to the key was in flight: {error}") from error  # 409: free after all
+        raise ObjectExists(key) from error
+
+    def _is_ours(self, key: str, view: memoryview) -> bool:
+        """Whether the object holds exactly these bytes; False where there is none."""
+        try:
+            if self.info(key).num_bytes != len(view):
+                return False
+        except ObjectMissing:
+            return False
+        for start in range(0, len(view), _COMPARE_BYTES):
+            stop = min(start + _COMPARE_BYTES, len(view))
+            if self.read(key, start, stop - start) != view[start:stop]:
+                return False
+        return True
+
+    def _uploader(self) -> PartsUploader:
+        if self._parts is None:
+            self._parts = PartsUploader(self._access, self._first_timeout_s, self._part_bytes)
+        return self._parts
+
+    def _honours_parts(self, key: str) -> bool:
+        """Whether uploads in parts are create-only: known of AWS, tried once beside `key` elsewhere."""
+        with self._parts_lock:
+            if self._has_parts is None:
+                folder = key[: key.rfind("/") + 1]
+                self._has_parts = self._access.is_aws or self._uploader().honours_condition(folder)
+            return self._has_parts
+
+    def creates_large_objects_in_parts(self) -> bool | None:
+        return self._uploader().honours_condition("")
+
+    def writer(self, key: str) -> ObjectWriter:
+        return S3Writer(self, check_key(key))
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        check_process()
+        folder = prefix.rpartition("/")[0]  # obstore's prefixes end at a segment
+        deadline, found = Deadline(self._deadline_s), dict[str, int]()
+
+        def once(number: int) -> None:
+            offset = max(found, default=None)
+            with translated(self.url, prefix):
+                engine = self._pick(number, deadline)
+                for page in obstore.list(engine, folder or None, offset=offset, chunk_size=_LIST_PAGE):
+                    found.update((entry["path"], entry["size"]) for entry in page)
+                    deadline.restart()
+
+        retry(f"{self.url}/{prefix}", deadline, once)
+        keys = sorted(key for key in found if key.startswith(prefix) and not key.endswith(TEMPORARY_SUFFIX))
+        yield from (ObjectInfo(key, found[key]) for key in keys)
+
+    def delete(self, key: str) -> None:
+        try:
+            self._retry(check_key(key), lambda engine: obstore.delete(engine, key))
+        except ObjectMissing:
+            return
+
+
+def _continue_reading(
+    where: str, engine: Engine, key: str, offset: int, length: int | None, chunks: list[bytes]
+) -> None:
+    """Adds to `chunks` what is missing of the bytes asked for; keeps what came when the connection breaks."""
+    start = offset + sum(map(len, chunks))
+    stop = None if length is None else offset + length
+    if stop is None and start:
+        options: obstore.GetOptions = {"range": {"offset": start}}
+    else:
+        options = {} if stop is None else {"range": (start, stop)}
+    result = obstore.get(engine, key, options=options)
+    stop = offset + check_range(where, result.meta["size"], offset, length)
+    if result.range[0] != start:
+        raise StoreError(f"{where}: the server answered with bytes from {result.range[0]} when asked from {start}")
+    for chunk in result.stream(min_chunk_size=_CHUNK_BYTES):
+        chunks.append(chunk)
+        start += len(chunk)
+    if start > stop:
+        raise StoreError(f"{where}: the server answered with more bytes than were asked for")
+    if start < stop:
+        raise TransientError(f"the answer ended {stop - start} bytes early")
+
+
+class S3Writer(ObjectWriter):
+    """Collects chunks in an unnamed local file, then creates the object from it: nothing is on the server before."""
+
+    def __init__(self, store: S3Store, key: str) -> None:
+        self._store, self._key = store, key
+        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by abort()
+
+    def write(self, chunk: BytesLike) -> None:
+        self._file.write(as_view(chunk))
+
+    def commit(self) -> None:
+        self._file.flush()
+        if self._file.tell() == 0:
+            self._store.create(self._key, b"")
+        else:
+            with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
+                self._store.create(self._key, view)
+        self.abort()
+
+    def abort(self) -> None:
+        self._file.close()

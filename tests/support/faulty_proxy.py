@@ -1,0 +1,119 @@
+"""A misbehaving HTTP server before a real one: forwards each request and spoils the reply as a test says."""
+
+from __future__ import annotations
+
+import http.client
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+STALL_S = 30.0
+
+
+@dataclass
+class Spoiler:
+    """What to do with a request: `refuse` answers a status without forwarding, `lose_reply` forwards and hangs up,
+    `cut_body` sends that many bytes of the reply and hangs up, `shorten` honestly answers a shorter range, `stall`
+    never answers.
+    """
+
+    refuse: int = 0
+    lose_reply: bool = False
+    cut_body: int = -1
+    shorten: int = -1
+    stall: bool = False
+
+
+@dataclass
+class Proxy:
+    """Endpoint of the proxy, the requests it saw as (method, path, range header), and the test's choice of spoilers."""
+
+    endpoint: str = ""
+    choose: Callable[[str, str, int], Spoiler | None] = lambda method, path, number: None
+    seen: list[tuple[str, str, str]] = field(default_factory=list)
+    released: threading.Event = field(default_factory=threading.Event)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+@contextmanager
+def proxying(upstream: str) -> Iterator[Proxy]:
+    """Runs a proxy before the server at `upstream`.
+
+    `choose(method, path, number of earlier requests with this method)`.
+    """
+    proxy = Proxy()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(proxy, urlsplit(upstream).netloc))
+    server.daemon_threads = True
+    proxy.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        yield proxy
+    finally:
+        proxy.released.set()
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def _handler(proxy: Proxy, upstream: str) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def log_message(self, *args: object) -> None:
+            """Nothing: tests look at `seen`."""
+
+        def _serve(self) -> None:
+            body = self.rfile.read(int(self.headers.get("content-length", 0)))
+            with proxy.lock:
+                number = sum(method == self.command for method, _, _ in proxy.seen)
+                proxy.seen.append((self.command, self.path, self.headers.get("range", "")))
+                spoiler = proxy.choose(self.command, self.path, number) or Spoiler()
+            if spoiler.stall:
+                proxy.released.wait(STALL_S)
+                self.close_connection = True
+                return
+            if spoiler.refuse:
+                self._answer(spoiler.refuse, [("content-length", "0")], b"")
+                return
+            if spoiler.shorten >= 0:
+                start = int(self.headers["range"].removeprefix("bytes=").split("-")[0])
+                self.headers.replace_header("range", f"bytes={start}-{start + spoiler.shorten - 1}")
+            status, headers, reply = self._forward(body)
+            if spoiler.lose_reply:
+                self.close_connection = True
+                return
+            self._answer(status, headers, reply if spoiler.cut_body < 0 else reply[: spoiler.cut_body])
+            self.close_connection = spoiler.cut_body >= 0
+
+        def _forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+            connection = http.client.HTTPConnection(upstream, timeout=30)
+            headers = {k: v for k, v in self.headers.items() if k.lower() not in ("connection", "host")} | {
+                "host": upstream
+            }
+            connection.request(self.command, self.path, body or None, headers)
+            reply = connection.getresponse()
+            data = reply.read()
+            kept = [
+                (k, v)
+                for k, v in reply.getheaders()
+                if k.lower() not in ("connection", "transfer-encoding", "content-length")
+            ]
+            length = reply.getheader("content-length") if self.command == "HEAD" else str(len(data))
+            connection.close()
+            return reply.status, [*kept, ("content-length", length or "0")], data
+
+        def _answer(self, status: int, headers: list[tuple[str, str]], body: bytes) -> None:
+            self.send_response_only(status)
+            for name, value in headers:
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+            self.wfile.flush()
+
+        do_GET = do_PUT = do_HEAD = do_POST = do_DELETE = _serve  # noqa: N815
+
+    return Handler

@@ -1,0 +1,73 @@
+"""A real S3 server for tests: ministack, run from a virtual environment of its own."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+START_S, STOP_S = 30.0, 10.0
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+
+
+def executable() -> Path | None:
+    """ministack's program.
+
+    PHALANX_MINISTACK, or the one in `.venv-ministack` of the repository root; None if there is none.
+    """
+    named = os.environ.get("PHALANX_MINISTACK")
+    path = Path(named) if named else Path(__file__).parents[2] / ".venv-ministack/bin/ministack"
+    return path if path.is_file() else None
+
+
+def free_port() -> int:
+    """A port that nothing listens on right now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def running(program: Path, log: Path) -> Iterator[str]:
+    """Runs a server and yields its endpoint URL; its output goes to `log`."""
+    port = free_port()
+    environ = os.environ | {"BIND_HOST": "127.0.0.1", "GATEWAY_PORT": str(port), "S3_PERSIST": "0"}
+    with log.open("wb") as output:
+        server = subprocess.Popen([str(program)], env=environ, stdout=output, stderr=subprocess.STDOUT)
+    try:
+        _wait_until_up(f"http://127.0.0.1:{port}/", server, log)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        try:
+            server.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    end_s = time.monotonic() + START_S
+    while time.monotonic() < end_s:
+        assert server.poll() is None, f"ministack ended: {log.read_text()}"
+        try:
+            with urllib.request.urlopen(url, timeout=1):
+                return
+        except urllib.error.HTTPError:
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError(f"ministack was not up after {START_S} s: {log.read_text()}")
+
+
+def make_bucket(endpoint: str, name: str) -> str:
+    """Creates a bucket through a client that is not ours; returns its s3:// URL."""
+    import boto3
+
+    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket=name)
+    return f"s3://{name}"
