@@ -297,8 +297,9 @@ class S3Writer(ObjectWriter):
         if self._file.tell() == 0:
             self._store.create(self._key, b"")
         else:
-            with mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-                self._store.create(self._key, view)
+            # Left to the collector: a failed create's traceback still holds views of it.
+            mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
+            self._store.create(self._key, memoryview(mapped))
         self.abort()
 
     def abort(self) -> None:
