@@ -180,17 +180,24 @@ class ShardBuilder:
 
     def _append_array(self, name: str, array: NDArray[np.unsignedinteger]) -> int:
         """Appends one .npy file; returns the byte offset of its array data in the tar."""
-        header = io.BytesIO()
-        np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+        header = _npy_header(array)
         info = tarfile.TarInfo(name)
-        info.size = header.tell() + array.nbytes
+        info.size = len(header) + array.nbytes
         self._tar += info.tobuf(format=tarfile.USTAR_FORMAT)
-        self._tar += header.getvalue()
+        self._tar += header
         offset = len(self._tar)
         assert offset % 64 == 0
         self._tar += array.tobytes()
         self._tar += bytes(-len(self._tar) % BLOCK_BYTES)
         return offset
+
+
+def _npy_header(array: NDArray[np.unsignedinteger]) -> bytes:
+    """The 128-byte .npy header (format 1.0) of a 1-D array, written out here so that no release of numpy changes a
+    dataset's bytes.
+    """
+    text = f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': ({len(array)},), }}"
+    return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

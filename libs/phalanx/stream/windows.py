@@ -77,8 +77,12 @@ class WindowReader:
         deadline_s: float = 120,
     ) -> None:
         self._order, self._document_mask = order, document_mask
-        self._zero_weight = np.array(sorted(zero_weight), dtype=np.int64).reshape(-1, 2)
+        self.set_zero_weight(zero_weight)
         self._members = MemberCache(store, split, ShardIndices(store, split), cache_bytes, num_threads, deadline_s)
+
+    def set_zero_weight(self, spans: Sequence[tuple[int, int]]) -> None:
+        """Takes other ranges out of training from now on: the journal has changed."""
+        self._zero_weight = np.array(sorted(spans), dtype=np.int64).reshape(-1, 2)
 
     def close(self) -> None:
         """Ends the threads that fetch ahead."""

@@ -8,6 +8,7 @@ names inside a tar).
 from __future__ import annotations
 
 import json
+import os
 import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -85,9 +86,9 @@ def python_stdlib_corpus(max_bytes: int) -> Source:
     """
     root = Path(sysconfig.get_path("stdlib"))
     names, total = [], 0
-    for name in sorted(file.relative_to(root).as_posix() for file in root.rglob("*.py")):
+    for name in sorted(_python_files(root)):
         size = (root / name).stat().st_size
-        if _STDLIB_LEFT_OUT.isdisjoint(name.split("/")) and total + size <= max_bytes:
+        if total + size <= max_bytes:
             names.append(name)
             total += size
     if not names:
@@ -97,6 +98,13 @@ def python_stdlib_corpus(max_bytes: int) -> Source:
             remedy="they are not installed: name a folder of text instead",
         )
     return _files(root, names)
+
+
+def _python_files(root: Path) -> Iterator[str]:
+    for folder, folders, files in os.walk(root):
+        folders[:] = [name for name in folders if name not in _STDLIB_LEFT_OUT]
+        relative = Path(folder).relative_to(root)
+        yield from ((relative / name).as_posix() for name in files if name.endswith(".py"))
 
 
 def _files(root: Path, names: Sequence[str]) -> Source:

@@ -25,7 +25,7 @@ from phalanx.stream.shards import BuiltShard, ShardBuilder
 
 IDS_FORMAT = "phalanx.ids/1"
 BATCH_DOCUMENTS = 1024
-BATCH_BYTES = 4 << 20
+BATCH_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,265 @@
+"""The proof that a run lost nothing: its step records along the live chain, against a second reading of the very same
+segments.
+
+On the live chain every window position 0 .. windows - 1 must occur once, no token of an epoch may be read twice, and
+what the model received (its digest in the records) must be what a plain reader finds there. What attempts did beyond
+the live chain was redone, and is counted apart. Records are streamed one object at a time: memory is two bytes a
+window, and 40 bytes a member once it is read whole.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from phalanx.lineage import Lineage, WindowRows
+
+Int64: TypeAlias = npt.NDArray[np.int64]
+TokenArray: TypeAlias = npt.NDArray[np.integer[Any]]
+MAX_NAMED: Final = 10
+
+
+class TokenSource(Protocol):
+    """The second reading: tokens of (shard, member), read without Phalanx's own reader; KeyError for a member that is
+    not there.
+    """
+
+    def __getitem__(self, place: tuple[int, int], /) -> TokenArray: ...
+
+
+class ShardCache:
+    """A TokenSource that reads a shard when one of its members is asked for, and keeps the last `num_shards` of them.
+
+    read_shard: gives (member, tokens) for each member of the shard of that number. Windows of one step touch the shards
+    of one block or two, so twice a block's shards is enough to read each shard about once.
+    """
+
+    def __init__(self, read_shard: Callable[[int], Iterable[tuple[int, TokenArray]]], num_shards: int = 8) -> None:
+        self._read_shard, self._num_shards = read_shard, num_shards
+        self._shards: OrderedDict[int, dict[int, TokenArray]] = OrderedDict()
+
+    def __getitem__(self, place: tuple[int, int], /) -> TokenArray:
+        shard, member = place
+        if shard not in self._shards:
+            self._shards[shard] = dict(self._read_shard(shard))
+        self._shards.move_to_end(shard)
+        while len(self._shards) > self._num_shards:
+            self._shards.popitem(last=False)
+        return self._shards[shard][member]
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the check found on the live chain up to its newest checkpoint.
+
+    steps: that checkpoint's. windows: positions that must occur. samples_missing, samples_repeated: windows that do not
+    occur, and occurrences beyond the first. bytes_compared: of tokens, as the second reading has them. num_mismatches:
+    everything else that is wrong, the first MAX_NAMED of it in `mismatches`, a sentence each. steps_redone: steps that
+    attempts did beyond the live chain.
+    """
+
+    steps: int
+    windows: int
+    samples_missing: int
+    samples_repeated: int
+    bytes_compared: int
+    num_mismatches: int
+    mismatches: tuple[str, ...]
+    steps_redone: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is something to prove, and it holds."""
+        return self.steps > 0 and not (self.samples_missing or self.samples_repeated or self.num_mismatches)
+
+
+def prove(
+    lineage: Lineage,
+    tokens: TokenSource,
+    *,
+    seq_len: int,
+    epoch_tokens: int,
+    global_batch_size: int | None = None,
+    progress: Mapping[int, int] | None = None,
+) -> Proof:
+    """Checks the records of the live chain.
+
+    seq_len: tokens a window. epoch_tokens: tokens of the training split. global_batch_size: windows a step, if it never
+    changed; without it the number of windows is what the newest checkpoint's loader state says. progress: for each
+    attempt the last step it was seen to finish, as it may have died before it stored records of it. Raises
+    DamagedObject for records that cannot be read.
+    """
+    found = _Mismatches()
+    steps, windows = _extent(lineage, global_batch_size, found)
+    seen = np.zeros(windows, np.uint16)
+    spans = Spans()
+    bytes_compared = 0
+    for rows, _ in lineage.live_records():
+        _check_positions(rows, seen, global_batch_size, found)
+        complete = _check_segments(rows, spans, seq_len, epoch_tokens, found)
+        bytes_compared += _check_tokens(rows, complete, tokens, seq_len, found)
+    return Proof(
+        steps=steps,
+        windows=windows,
+        samples_missing=int((seen == 0).sum()),
+        samples_repeated=int(seen.sum(dtype=np.int64) - (seen > 0).sum()),
+        bytes_compared=bytes_compared,
+        num_mismatches=found.count,
+        mismatches=tuple(found.named),
+        steps_redone=count_redone_steps(lineage, progress or {}),
+    )
+
+
+def count_redone_steps(lineage: Lineage, progress: Mapping[int, int]) -> int:
+    """Steps that attempts did after the checkpoint from which the live chain goes on; the newest attempt redid none
+    yet.
+
+    progress: see `prove`; the records that an attempt stored count too.
+    """
+    live_ends = {link.attempt.number: link.last_step for link in lineage.chain()}
+    recorded = lineage.last_recorded_steps()
+    redone = 0
+    for attempt in lineage.attempts()[:-1]:
+        live_end = live_ends.get(attempt.number, attempt.start_step)
+        assert live_end is not None, "only the newest attempt has no child"
+        last = max(recorded[attempt.number], progress.get(attempt.number, 0))
+        redone += max(0, last - live_end)
+    return redone
+
+
+class _Mismatches:
+    """Counts what is wrong and keeps the first few in words."""
+
+    def __init__(self) -> None:
+        self.count, self.named = 0, list[str]()
+
+    def add(self, sentences: Iterable[str]) -> None:
+        for sentence in sentences:
+            self.count += 1
+            if len(self.named) < MAX_NAMED:
+                self.named.append(sentence)
+
+
+def _extent(lineage: Lineage, global_batch_size: int | None, found: _Mismatches) -> tuple[int, int]:
+    """Steps and windows up to the newest live checkpoint."""
+    live = lineage.checkpoints()
+    if not live:
+        return 0, 0
+    loader = lineage.manifest(live[-1]).loader
+    if global_batch_size is None:
+        return loader.step, loader.position
+    windows = loader.step * global_batch_size
+    if loader.position != windows:
+        found.add([f"checkpoint {live[-1]} stands at position {loader.position}, but its steps have {windows} windows"])
+    return loader.step, windows
+
+
+def _check_positions(rows: WindowRows, seen: npt.NDArray[np.uint16], batch: int | None, found: _Mismatches) -> None:
+    outside = rows.position >= len(seen)
+    found.add(f"window {p} lies beyond the {len(seen)} windows of the live chain" for p in rows.position[outside])
+    np.add.at(seen, rows.position[~outside], 1)
+    if batch is not None:
+        wrong = rows.position // batch + 1 != rows.step
+        pairs = zip(rows.position[wrong], rows.step[wrong], strict=True)
+        found.add(f"window {p} was read in step {s}, but belongs to step {p // batch + 1}" for p, s in pairs)
+
+
+def _check_segments(
+    rows: WindowRows, spans: Spans, seq_len: int, epoch_tokens: int, found: _Mismatches
+) -> npt.NDArray[np.bool_]:
+    """Enters the segments into `spans`; returns bool [n], which windows have seq_len tokens."""
+    window_tokens = np.zeros(len(rows), np.int64)
+    np.add.at(window_tokens, rows.segment_window, rows.length)
+    complete: npt.NDArray[np.bool_] = window_tokens == seq_len
+    pairs = zip(rows.position[~complete], window_tokens[~complete], strict=True)
+    found.add(f"window {p} was read as {n} tokens, not {seq_len}" for p, n in pairs)
+    before = np.cumsum(rows.length) - rows.length
+    window_starts = before[np.searchsorted(rows.segment_window, rows.segment_window)]
+    grid = rows.position[rows.segment_window] * seq_len + before - window_starts
+    epoch = grid // epoch_tokens
+    crossing = (grid + rows.length - 1) // epoch_tokens != epoch
+    found.add(
+        f"window {p} has a segment across the end of an epoch" for p in rows.position[rows.segment_window[crossing]]
+    )
+    twice = spans.add(np.stack([epoch, rows.shard, rows.member, rows.offset, rows.offset + rows.length], axis=1))
+    found.add(f"epoch {e}: shard {s} member {m}: tokens from {start} on are read twice" for e, s, m, start, _ in twice)
+    return complete
+
+
+def _check_tokens(
+    rows: WindowRows, complete: npt.NDArray[np.bool_], tokens: TokenSource, seq_len: int, found: _Mismatches
+) -> int:
+    """Compares the digests of the complete windows with the second reading; returns the bytes of tokens compared.
+
+    A window of weight 0 was not read: the model received token 0 in all its places.
+    """
+    zeros = _digest(np.zeros(seq_len, np.uint32))
+    bounds = np.searchsorted(rows.segment_window, np.arange(len(rows) + 1))
+    bytes_compared = 0
+    for row in np.flatnonzero(complete)[np.argsort(rows.position[complete], kind="stable")]:
+        position, digest = int(rows.position[row]), int(rows.xxh3[row])
+        if rows.weight[row] == 0:
+            if digest != zeros:
+                found.add([f"window {position} has weight 0, but the model received tokens"])
+            continue
+        try:
+            parts = list(_read(rows, range(bounds[row], bounds[row + 1]), tokens))
+        except KeyError as error:
+            found.add([f"window {position} was read from {error.args[0]}, which the data does not have"])
+            continue
+        bytes_compared += sum(part.nbytes for part in parts)
+        if _digest(np.concatenate(parts)) != digest:
+            found.add([f"window {position}: the model received other tokens than its segments hold"])
+    return bytes_compared
+
+
+def _read(rows: WindowRows, segments: Iterable[int], tokens: TokenSource) -> Iterator[TokenArray]:
+    for segment in segments:
+        shard, member, offset = int(rows.shard[segment]), int(rows.member[segment]), int(rows.offset[segment])
+        try:
+            held = tokens[shard, member]
+        except KeyError as error:
+            raise KeyError(f"shard {shard} member {member}") from error
+        yield held[offset : offset + int(rows.length[segment])]
+
+
+def _digest(window: TokenArray) -> int:
+    return int(xxhash.xxh3_64_intdigest(np.ascontiguousarray(window, dtype="<u4").tobytes()))
+
+
+class Spans:
+    """The tokens read so far, as disjoint spans; spans that touch become one, so a member that is read whole takes one
+    row.
+
+    Rows are int64 [k, 5]: epoch, shard, member, first token, token after the last.
+    """
+
+    def __init__(self) -> None:
+        self.rows: Int64 = np.zeros((0, 5), np.int64)
+
+    def add(self, rows: Int64) -> Int64:
+        """Enters `rows` [k, 5]; returns those spans, old or new, that begin inside another one: tokens that are read
+        twice.
+        """
+        rows = np.concatenate([self.rows, rows])
+        if not len(rows):
+            return rows
+        rows = rows[np.lexsort(rows.T[::-1])]
+        start, stop = rows[:, 3], rows[:, 4]
+        other_member = np.ones(len(rows), bool)
+        other_member[1:] = (rows[1:, :3] != rows[:-1, :3]).any(axis=1)
+        # Raised by a step a member, the running maximum of `stop` starts anew at each member.
+        raised = np.cumsum(other_member) * (int(stop.max()) + 1)
+        reached = np.maximum.accumulate(stop + raised) - raised
+        reached_before = np.where(other_member, -1, np.roll(reached, 1))
+        begins = start > reached_before
+        ends = np.roll(begins, -1)
+        merged = rows[begins]
+        merged[:, 4] = reached[ends]
+        self.rows = merged
+        return rows[start < reached_before]

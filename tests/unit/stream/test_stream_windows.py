@@ -1,0 +1,231 @@
+"""Windows against a brute-force reading, journal weights, damage, bounded memory."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from phalanx.objects import open_store
+from phalanx.stream import DamagedShard, Order, ShardIndices, WindowReader, open_split, slots
+from stream_builders import numbered_documents, write_split
+
+LENGTHS = [[5, 40, 3], [17], [9, 9, 9, 200, 1], [33, 12], [8] * 12]
+
+
+class Reading:
+    """A split on disk, its order, and what any window holds by brute force."""
+
+    def __init__(self, folder, seq_len=16, seed=3, lengths=LENGTHS):
+        self.folder = Path(folder)
+        self.store = open_store(f"file://{folder}")
+        if not (self.folder / "manifest.json").exists():
+            write_split(self.store, numbered_documents(lengths))
+        self.split, self.seq_len = open_split(self.store), seq_len
+        self.order = Order(self.split, seed, seq_len, 2, ShardIndices(self.store, self.split))
+        self.firsts = np.concatenate([[0], np.cumsum([n for shard in lengths for n in shard])])
+        self.number = {
+            (s, d): sum(len(shard) for shard in lengths[:s]) + d
+            for s, shard in enumerate(lengths)
+            for d in range(len(shard))
+        }
+
+    def reader(self, document_mask=True, **options):
+        return WindowReader(self.store, self.split, self.order, document_mask, **options)
+
+    def expected(self, position, document_mask):
+        """(tokens, targets, position_ids, document_ids) of one window, token by token."""
+        start = position * self.seq_len
+        rows = self.order.between(start, start + self.seq_len + 1).rows()
+        stream = []
+        for run, segment in enumerate(rows):
+            number = self.number[segment.shard, segment.document]
+            first, last = self.firsts[number], self.firsts[number + 1] - 1
+            begin, _ = self.order.tokens_of(self.order.epoch_of(position), segment.shard, segment.document)
+            skip = 0 if segment.starts_document else max(start - begin, 0)
+            if not segment.starts_document and start < begin:
+                skip = (
+                    start - self.order.tokens_of(self.order.epoch_of(position) - 1, segment.shard, segment.document)[0]
+                )
+            stream += [(first + skip + i, first + skip + i == last, run, i) for i in range(segment.length)]
+        inputs, after = stream[: self.seq_len], stream[1:]
+        tokens = [t for t, _, _, _ in inputs]
+        if not document_mask:
+            return tokens, [t for t, _, _, _ in after], list(range(self.seq_len)), [0] * self.seq_len
+        targets = [-100 if ends else t for (_, ends, _, _), (t, _, _, _) in zip(inputs, after, strict=True)]
+        return tokens, targets, [i for _, _, _, i in inputs], [run for _, _, run, _ in inputs]
+
+
+@pytest.fixture
+def reading(tmp_path):
+    return Reading(tmp_path / "split")
+
+
+@pytest.mark.parametrize("document_mask", [True, False])
+@pytest.mark.parametrize("seq_len", [1, 7, 16, 64])
+def test_read_every_window_of_two_epochs_equals_brute_force(tmp_path, document_mask, seq_len):
+    """Cases 2 and 4: shards of any size, windows over document, shard and epoch borders."""
+    reading = Reading(tmp_path / "split", seq_len)
+    last = 2 * reading.split.num_tokens // seq_len
+    with reading.reader(document_mask) as reader:
+        batch = reader.read(np.arange(last))
+        for position in range(last):
+            tokens, targets, position_ids, document_ids = reading.expected(position, document_mask)
+            assert batch.tokens[position].tolist() == tokens
+            assert batch.targets[position].tolist() == targets
+            assert batch.position_ids[position].tolist() == position_ids
+            assert batch.document_ids[position].tolist() == document_ids
+            assert reader.valid_targets(np.array([position])) == sum(t != -100 for t in targets)
+        assert reader.valid_targets(np.arange(last)) == (batch.targets != -100).sum()
+
+
+def test_read_rows_record_what_the_model_received(reading):
+    with reading.reader() as reader:
+        batch = reader.read(np.array([4, -1, 2]))
+    rows = batch.rows
+    assert rows.position.tolist() == [4, 2] and rows.weight.tolist() == [1, 1]
+    for row, slot in enumerate([0, 2]):
+        received = batch.tokens[slot].astype("<u4").tobytes()
+        assert rows.xxh3[row] == xxhash.xxh3_64_intdigest(received)
+        mine = rows.segment_window == row
+        read = [(s.shard, s.member, s.offset, s.length) for s in reading.order.segments(int(rows.position[row]))]
+        columns = (rows.shard, rows.member, rows.offset, rows.length)
+        assert list(zip(*(column[mine].tolist() for column in columns), strict=True)) == read
+
+
+def test_read_surplus_slots_hold_no_target_and_no_row(reading):
+    with reading.reader() as reader:
+        batch = reader.read(np.array([-1, -1]))
+        assert reader.valid_targets(np.array([-1])) == 0
+    assert not batch.tokens.any() and (batch.targets == -100).all()
+    assert len(batch.rows.position) == len(batch.rows.shard) == 0
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=4))
+def test_read_after_any_relayout_continues_exactly(tmp_path_factory, legs):
+    """Cases 1, 2, 3, 11 and 15: dp, local and global batch sizes change between legs; nothing repeats, nothing is
+    skipped.
+    """
+    reading = Reading(SHARED.setdefault("folder", tmp_path_factory.mktemp("relayout") / "split"))
+    position, seen = 0, []
+    for dp, local, global_batch_size in legs:
+        for _ in range(2):
+            for rank in range(dp):
+                with reading.reader(num_threads=1) as reader:
+                    batch = reader.read(slots(position, global_batch_size, dp, local, rank).ravel())
+                seen += list(zip(batch.rows.position.tolist(), batch.rows.xxh3.tolist(), strict=True))
+            position += global_batch_size
+    with reading.reader() as reader:
+        rows = reader.read(np.arange(position)).rows
+    assert sorted(seen) == list(zip(rows.position.tolist(), rows.xxh3.tolist(), strict=True))
+
+
+SHARED: dict[str, Path] = {}
+
+
+def test_read_zero_weight_windows_keep_their_place(reading):
+    positions = np.arange(6)
+    with reading.reader() as reader:
+        plain = reader.read(positions)
+        total = reader.valid_targets(positions)
+    with reading.reader(zero_weight=[(2, 4)]) as reader:
+        batch = reader.read(positions)
+        assert reader.valid_targets(positions) == total - (plain.targets[2:4] != -100).sum()
+    assert batch.rows.weight.tolist() == [1, 1, 0, 0, 1, 1] and batch.rows.position.tolist() == positions.tolist()
+    assert (batch.targets[2:4] == -100).all() and not batch.tokens[2:4].any()
+    for kept in (0, 1, 4, 5):
+        assert (batch.tokens[kept] == plain.tokens[kept]).all() and (batch.targets[kept] == plain.targets[kept]).all()
+
+
+def flip(path, offset):
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def read_all(reading, **options):
+    with reading.reader(**options) as reader:
+        return reader.read(np.arange(reading.split.num_tokens // reading.seq_len))
+
+
+def test_read_flipped_bit_names_shard_member_offset_and_key(reading):
+    """Case 5."""
+    index = ShardIndices(reading.store, reading.split)(2)
+    offset = int(index.member_offsets[1])
+    flip(reading.folder / "t-00000002.tar", offset + 5)
+    with pytest.raises(DamagedShard) as error:
+        read_all(reading)
+    found = error.value
+    assert (found.shard, found.member, found.offset, found.key) == (2, 1, offset, "t-00000002.tar")
+    assert f"member 1 at byte {offset} of t-00000002.tar" in str(found)
+
+
+def test_read_damaged_member_taken_out_by_the_journal_goes_on(reading):
+    """Case 5: the windows that the order names for a member are enough to train past its damage."""
+    good = read_all(reading)
+    flip(reading.folder / "t-00000002.tar", int(ShardIndices(reading.store, reading.split)(2).member_offsets[1]))
+    lost = reading.order.positions_reading(0, 2, 1)
+    batch = read_all(reading, zero_weight=[(int(p), int(p) + 1) for p in lost])
+    kept = np.setdiff1d(np.arange(len(good.tokens)), lost)
+    assert len(kept) and (batch.tokens[kept] == good.tokens[kept]).all()
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda tar: tar.write_bytes(tar.read_bytes()[:700]), "the object has 700 bytes"),
+        (lambda tar: tar.write_bytes(bytes(len(tar.read_bytes()))), "digest"),
+        (lambda tar: tar.unlink(), "missing"),
+    ],
+)
+def test_read_cut_zeroed_or_missing_shard_is_damage(reading, damage, why):
+    """Cases 5 and 6: never an empty or a short shard."""
+    damage(reading.folder / "t-00000003.tar")
+    with pytest.raises(DamagedShard, match=why) as error:
+        read_all(reading)
+    assert error.value.name == "t-00000003"
+
+
+def test_read_damaged_index_is_named(reading):
+    flip(reading.folder / "t-00000001.index.safetensors", 100)
+    with pytest.raises(DamagedShard, match=r"index at byte 0 of t-00000001.index.safetensors"):
+        read_all(reading)
+
+
+def test_read_transient_wrong_bytes_are_fetched_again(reading, monkeypatch):
+    """Case 5: re-fetched once."""
+    good, asked = read_all(reading), []
+    read = reading.store.read
+
+    def wrong_at_first(key, offset=0, length=None):
+        data = read(key, offset, length)
+        asked.append((key, offset))
+        return bytes(len(data)) if key.endswith(".tar") and asked.count((key, offset)) == 1 else data
+
+    monkeypatch.setattr(reading.store, "read", wrong_at_first)
+    assert (read_all(reading).tokens == good.tokens).all()
+
+
+def test_read_small_cache_stays_within_its_bound_and_gives_the_same(reading):
+    """Case 10: eviction never races a reader; a member larger than the cache is still served."""
+    good = read_all(reading)
+    with reading.reader(cache_bytes=300, num_threads=2) as reader:
+        for position in range(len(good.tokens)):
+            assert (reader.read(np.array([position])).tokens[0] == good.tokens[position]).all()
+            largest = 4 * 200
+            assert reader._members.kept_bytes <= max(300, largest)
+
+
+def test_read_whole_epoch_fetches_each_member_once(reading, monkeypatch):
+    asked, read = [], reading.store.read
+
+    def counting(key, offset=0, length=None):
+        asked.append((key, offset))
+        return read(key, offset, length)
+
+    monkeypatch.setattr(reading.store, "read", counting)
+    read_all(reading)
+    members = [request for request in asked if request[0].endswith(".tar")]
+    assert len(members) == len(set(members)) > 5
