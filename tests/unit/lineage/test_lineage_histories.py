@@ -95,5 +95,5 @@ class LineageMachine(RuleBasedStateMachine):
             assert [(entry.attempt, entry.number) for entry in journals[self.newest]] == self.entries
 
 
-LineageMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=25, deadline=None)
+LineageMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
 TestLineageHistories = LineageMachine.TestCase
