@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -95,6 +96,8 @@ class ForkServer:
         process, channel = self._process, self._channel
         self._process = self._channel = None
         if channel is not None:
+            with suppress(OSError):
+                channel.shutdown(socket.SHUT_RDWR)  # also for the gang that still holds its copy
             channel.close()
         if process is None:
             return
@@ -127,7 +130,7 @@ class ForkServer:
             self._spawn()
         if self._ready:
             return
-        answer = self._answer(self._ready_deadline_s)
+        answer, *_ = self._answer(self._ready_deadline_s)
         if answer["event"] == "import_failed":
             raise PhalanxError(
                 f"module {answer['module']}",
@@ -155,7 +158,7 @@ class ForkServer:
                     "num_fds": len(fds),
                 }
                 send_order(self._channel, message, fds)
-                answer = self._answer(START_DEADLINE_S)
+                answer, *early = self._answer(START_DEADLINE_S)
                 if answer["event"] != "started":
                     raise OutsideError(f"the fork server could not start a gang: {answer['reason']}")
             except BaseException:
@@ -166,10 +169,10 @@ class ForkServer:
                 for write in writes:
                     os.close(write)
         pids = {int(rank): pid for rank, pid in answer["pids"].items()}
-        return Gang(order, pids, self._channel, self._lines, reads)
+        return Gang(order, pids, self._channel.dup(), self._lines, reads, early)
 
-    def _answer(self, deadline_s: float) -> dict[str, Any]:
-        """The server's next message."""
+    def _answer(self, deadline_s: float) -> list[dict[str, Any]]:
+        """The server's next message, and those that came on its heels."""
         assert self._channel is not None
         end_s = time.monotonic() + deadline_s
         while True:
@@ -182,5 +185,4 @@ class ForkServer:
                 raise OutsideError(f"the fork server ended with {code} before it answered; its messages are on stderr")
             messages = self._lines.feed(data)
             if messages:
-                assert len(messages) == 1, messages
-                return messages[0]
+                return messages

@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -47,7 +47,11 @@ class GangOutcome:
 
 
 class Gang:
-    """The ranks of one order, alive or ended. Made by `ForkServer.start`; not safe for several threads."""
+    """The ranks of one order, alive or ended. Made by `ForkServer.start`; not safe for several threads.
+
+    channel: its own copy of the fork server's. reports: the reading ends of the ranks' pipes. early: exits that came
+    already.
+    """
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class Gang:
         channel: socket.socket,
         lines: LineBuffer,
         reports: Sequence[int],
+        early: Iterable[dict[str, Any]] = (),
     ) -> None:
         self.order, self.pids = order, dict(pids)
         self._channel, self._lines = channel, lines
@@ -72,6 +77,7 @@ class Gang:
         self._server_lost_s: float | None = None
         self._because: Cause | None = None
         self.over = False
+        self._take_exits(early)
 
     @property
     def alive(self) -> tuple[int, ...]:
@@ -85,7 +91,7 @@ class Gang:
         return bool(self._errors) or any(death.exit_code != 0 for death in self._exits)
 
     def events(self, timeout_s: float) -> Iterator[Event]:
-        """What ranks report and how they end, as it comes, for `timeout_s` or until the gang is over and all was told."""
+        """What ranks report and how they end, as it comes, for `timeout_s` or until the gang is over and all told."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             while self._queue:
@@ -185,9 +191,13 @@ class Gang:
             self._selector.unregister(self._channel)
             self._queue.append(Event(None, "server_lost", {}, self._server_lost_s))
             return
-        for message in self._lines.feed(data):
-            assert message.pop("event") == "exit", message
-            event = Event(message.pop("rank"), "exit", _without_time(message), message["time_monotonic_s"])
+        self._take_exits(self._lines.feed(data))
+
+    def _take_exits(self, messages: Iterable[dict[str, Any]]) -> None:
+        for message in messages:
+            assert message["event"] == "exit", message
+            fields = {name: message[name] for name in message if name not in ("event", "rank", "time_monotonic_s")}
+            event = Event(message["rank"], "exit", fields, message["time_monotonic_s"])
             self._exits.append(RankExit.from_event(event))
             self._queue.append(event)
 
@@ -229,6 +239,7 @@ class Gang:
             if rank in self._reports:  # a process that the rank left behind still holds the pipe
                 self._close_report(rank)
         self._selector.close()
+        self._channel.close()
         self.over = True
 
     def _stack_bytes(self, rank: int) -> int:
@@ -239,7 +250,3 @@ class Gang:
         with self.order.stack_path(rank).open("rb") as file:
             file.seek(start)
             return file.read().decode(errors="replace")
-
-
-def _without_time(message: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in message.items() if name != "time_monotonic_s"}

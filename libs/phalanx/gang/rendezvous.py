@@ -31,18 +31,20 @@ def open_store(context: RankContext, timeout_s: float) -> Store:
     return PrefixStore(f"attempt_{context.attempt}", store)
 
 
-def init_process_group(context: RankContext, timeout_s: float, backend: str = "gloo") -> None:
-    """Join the default process group of the gang's `world_size` ranks.
+def init_process_group(context: RankContext, timeout_s: float, backend: str = "gloo") -> Store:
+    """Join the default process group of the gang's `world_size` ranks; the gang's key-value store.
 
     timeout_s: for the rendezvous and for every later collective. Give more than the longest deadline of a phase:
     a collective that times out ends the whole gang before the rank that hangs can be named.
     """
     import torch.distributed as dist
 
+    store = open_store(context, timeout_s)
     dist.init_process_group(
         backend,
-        store=open_store(context, timeout_s),
+        store=store,
         rank=context.rank,
         world_size=context.world_size,
         timeout=timedelta(seconds=timeout_s),
     )
+    return store

@@ -156,7 +156,9 @@ class _Attempt:
         return True
 
     def _find_hang(self) -> Cause | None:
-        """The cause, when a rank is late and still is once the stacks are taken; never in a gang that is failing already."""
+        """The cause, when a rank is late and still is once the stacks are taken; never in a gang that is failing
+        already.
+        """
         if not self._watch.late(self._clock()):
             return None
         stacks = self._gang.stacks(STACKS_DEADLINE_S)

@@ -67,7 +67,9 @@ def send_order(channel: socket.socket, message: Mapping[str, Any], fds: Sequence
 def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
     """The next bytes and the descriptors that came with them (closed on exec); no bytes: the other side is gone."""
     try:
-        data, fds, _, _ = socket.recv_fds(channel, CHUNK_BYTES, MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+        data, fds, _, _ = socket.recv_fds(channel, CHUNK_BYTES, MAX_DESCRIPTORS)
     except ConnectionResetError:
         return b"", []
+    for fd in fds:
+        os.set_inheritable(fd, False)
     return data, fds

@@ -139,3 +139,20 @@ def fail_until(context: RankContext) -> None:
         context.report("committed", step=number)
     if number < context.arguments["good_attempt"]:
         raise RuntimeError(f"attempt {number} fails")
+
+
+def all_reduce_until_dead(context: RankContext) -> None:
+    import torch
+    import torch.distributed as dist
+
+    init_process_group(context, 60)
+    dist.all_reduce(torch.ones(1))
+    context.report("phase", name="step", step=1, deadline_s=60)
+    while True:
+        dist.all_reduce(torch.ones(1))
+
+
+def import_slowly(context: RankContext) -> None:
+    """A rank that has installed no handler for SIGTERM yet."""
+    context.report("phase", name="import", step=0, deadline_s=60)
+    threading.Event().wait()

@@ -1,0 +1,92 @@
+"""Hangs: who is late, and whom the others wait for."""
+
+from phalanx.gang.order import Event
+from phalanx.gang.watch import Watch, main_stack, waits_in_collective
+
+COLLECTIVE = """Thread 0x00007f (most recent call first):
+  File "/env/torch/distributed/distributed_c10d.py", line 3000 in all_reduce
+  File "/env/torch/distributed/c10d_logger.py", line 83 in wrapper
+  File "/home/me/train.py", line 7 in step
+"""
+FUNCTIONAL = """Current thread 0x00007f (most recent call first):
+  File "/env/torch/_ops.py", line 1209 in __call__
+  File "/env/torch/distributed/_functional_collectives.py", line 135 in wait_tensor
+  File "/home/me/train.py", line 7 in step
+"""
+ASLEEP = """Thread 0x00007e (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 5 in wait
+Thread 0x00007f (most recent call first):
+  File "/home/me/model.py", line 40 in a_long_nap
+  File "/env/torch/nn/modules/module.py", line 1751 in _call_impl
+  File "/env/torch/distributed/pipelining/stage.py", line 700 in forward_one_chunk
+  File "/home/me/train.py", line 7 in step
+"""
+
+
+def phase(rank, step, at_s, deadline_s=10.0, name="step"):
+    return Event(rank, "phase", {"name": name, "step": step, "deadline_s": deadline_s}, at_s)
+
+
+def watch_of(*events, world_size=3, off=False):
+    watch = Watch(world_size, off=off)
+    for event in events:
+        watch.observe(event)
+    return watch
+
+
+def test_late_rank_past_its_own_deadline_only():
+    watch = watch_of(phase(0, 1, 100.0, 10.0), phase(1, 1, 100.0, 30.0), phase(2, 1, 100.0, None))
+    assert watch.late(109.0) == ()
+    assert watch.late(111.0) == (0,)
+    assert watch.late(131.0) == (0, 1)
+
+
+def test_late_rank_that_entered_the_next_phase_is_not_late():
+    watch = watch_of(phase(0, 1, 100.0), phase(0, 2, 109.0))
+    assert watch.late(115.0) == ()
+
+
+def test_late_rank_that_ended_is_not_late():
+    watch = watch_of(phase(0, 1, 100.0), Event(0, "exit", {}, 101.0))
+    assert watch.late(200.0) == ()
+
+
+def test_late_with_deadlines_off_names_nobody():
+    assert watch_of(phase(0, 1, 100.0), off=True).late(1e9) == ()
+
+
+def test_cause_names_the_rank_least_far_even_inside_a_collective():
+    watch = watch_of(phase(0, 5, 1.0), phase(1, 4, 1.0), phase(2, 5, 1.0))
+    cause = watch.cause(20.0, {0: ASLEEP, 1: COLLECTIVE, 2: COLLECTIVE})
+    assert (cause.kind, cause.rank) == ("hang", 1)
+
+
+def test_cause_among_ranks_equally_far_names_the_one_outside_a_collective():
+    watch = watch_of(*(phase(rank, 5, 1.0) for rank in range(3)))
+    cause = watch.cause(20.0, {0: COLLECTIVE, 1: FUNCTIONAL, 2: ASLEEP})
+    assert cause.rank == 2
+    assert "a_long_nap" in cause.where and "a_long_nap" in cause.detail
+    assert "step 5" in cause.message and "10 s" in cause.message
+
+
+def test_cause_rank_without_a_stack_is_the_culprit_when_the_others_wait():
+    watch = watch_of(*(phase(rank, 5, 1.0) for rank in range(3)))
+    cause = watch.cause(20.0, {0: COLLECTIVE, 2: COLLECTIVE})
+    assert cause.rank == 1
+    assert "no stack" in cause.where
+
+
+def test_cause_phase_without_a_step_keeps_the_step_before_it():
+    events = [phase(0, 5, 1.0), phase(1, 5, 1.0), Event(1, "phase", {"name": "save", "deadline_s": 3}, 2.0)]
+    cause = watch_of(*events, world_size=2).cause(20.0, {0: COLLECTIVE, 1: ASLEEP})
+    assert cause.rank == 0
+
+
+def test_main_stack_is_the_last_thread_of_the_last_dump():
+    assert [frame.name for frame in main_stack(COLLECTIVE + ASLEEP)][:1] == ["a_long_nap"]
+
+
+def test_waits_in_collective_of_a_user_function_inside_a_pipeline_is_false():
+    assert not waits_in_collective(main_stack(ASLEEP))
+    assert waits_in_collective(main_stack(FUNCTIONAL))
+    assert not waits_in_collective(())
