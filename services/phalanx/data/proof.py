@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 from phalanx.lineage import Lineage, WindowRows
+from phalanx.stream.order import SegmentColumns
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 TokenArray: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -85,14 +86,16 @@ def prove(
     seq_len: int,
     epoch_tokens: int,
     global_batch_size: int | None = None,
+    segments_of: Callable[[int], SegmentColumns] | None = None,
     progress: Mapping[int, int] | None = None,
 ) -> Proof:
     """Checks the records of the live chain.
 
     seq_len: tokens a window. epoch_tokens: tokens of the training split. global_batch_size: windows a step, if it never
-    changed; without it the number of windows is what the newest checkpoint's loader state says. progress: for each
-    attempt the last step it was seen to finish, as it may have died before it stored records of it. Raises
-    DamagedObject for records that cannot be read.
+    changed; without it the number of windows is what the newest checkpoint's loader state says. segments_of: the order,
+    which gives the segments that a position must have (`Order.window`); without it any disjoint segments will do.
+    progress: for each attempt the last step it was seen to finish, as it may have died before it stored records of it.
+    Raises DamagedObject for records that cannot be read.
     """
     found = _Mismatches()
     steps, windows = _extent(lineage, global_batch_size, found)
@@ -102,6 +105,8 @@ def prove(
     for rows, _ in lineage.live_records():
         _check_positions(rows, seen, global_batch_size, found)
         complete = _check_segments(rows, spans, seq_len, epoch_tokens, found)
+        if segments_of is not None:
+            _check_order(rows, segments_of, found)
         bytes_compared += _check_tokens(rows, complete, tokens, seq_len, found)
     return Proof(
         steps=steps,
@@ -189,6 +194,15 @@ def _check_segments(
     twice = spans.add(np.stack([epoch, rows.shard, rows.member, rows.offset, rows.offset + rows.length], axis=1))
     found.add(f"epoch {e}: shard {s} member {m}: tokens from {start} on are read twice" for e, s, m, start, _ in twice)
     return complete
+
+
+def _check_order(rows: WindowRows, segments_of: Callable[[int], SegmentColumns], found: _Mismatches) -> None:
+    bounds = np.searchsorted(rows.segment_window, np.arange(len(rows) + 1))
+    for position, first, end in zip(rows.position.tolist(), bounds[:-1], bounds[1:], strict=True):
+        expected = segments_of(position)
+        columns = ("shard", "member", "offset", "length")
+        if not all(np.array_equal(getattr(expected, name), getattr(rows, name)[first:end]) for name in columns):
+            found.add([f"window {position}: its segments are not those that the order gives it"])
 
 
 def _check_tokens(
