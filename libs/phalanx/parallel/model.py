@@ -18,6 +18,7 @@ from phalanx.parallel.initialise import fill
 from phalanx.parallel.loss import token_sum_cross_entropy
 from phalanx.parallel.mesh import AxisSizes, Mesh
 from phalanx.parallel.pipeline import Pipeline, check_pipeline, stage_shapes
+from phalanx.parallel.precision import widen_linears
 from phalanx.parallel.schedules import stages_of
 from phalanx.parallel.sharding import (
     held_tensors,
@@ -73,6 +74,8 @@ class ParallelModel:
             self.stages = self.pipeline.modules
         slices = [apply_plan(s, plan, mesh.tp_group) if mesh.tp_group else TensorSlices.of(s) for s in self.stages]
         for stage in self.stages:
+            if self.device.type == "cpu":
+                widen_linears(stage)
             prepare_blocks(stage, recompute=job.activation_checkpoint.mode == "full", compiled=job.compile.enable)
         reduce_dtype = _DTYPES[job.training.mixed_precision_reduce]
         for stage in self.stages:

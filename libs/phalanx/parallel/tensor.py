@@ -19,6 +19,7 @@ from phalanx.core.box import Box, whole
 from phalanx.core.errors import PhalanxError
 from phalanx.models.protocol import Style
 from phalanx.parallel.collectives import gather_sequence, scatter_sequence_sum
+from phalanx.parallel.precision import linear
 from torch import Tensor, nn
 
 
@@ -29,7 +30,7 @@ class RowwiseLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """The bias, if any, is whole on each rank and added after the sum."""
-        y: Tensor = scatter_sequence_sum(F.linear(input, self.weight), self.group)
+        y: Tensor = scatter_sequence_sum(linear(input, self.weight), self.group)
         return y if self.bias is None else y + self.bias
 
 
