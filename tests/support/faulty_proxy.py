@@ -15,16 +15,20 @@ STALL_S = 30.0
 
 @dataclass
 class Spoiler:
-    """What to do with a request: `refuse` answers a status without forwarding, `lose_reply` forwards and hangs up,
-    `cut_body` sends that many bytes of the reply and hangs up, `shorten` honestly answers a shorter range, `stall`
-    never answers.
+    """What to do with one request.
+
+    refuse: answer this status without forwarding. lose_reply: forward, then hang up. cut_body: send that many bytes of
+    the reply, then hang up. shorten: honestly answer a range of that many bytes. other_start: answer a range that
+    begins that many bytes later. stall: never answer. drop_header: forward without this header.
     """
 
     refuse: int = 0
     lose_reply: bool = False
     cut_body: int = -1
     shorten: int = -1
+    other_start: int = 0
     stall: bool = False
+    drop_header: str = ""
 
 
 @dataclass
@@ -79,9 +83,11 @@ def _handler(proxy: Proxy, upstream: str) -> type[BaseHTTPRequestHandler]:
             if spoiler.refuse:
                 self._answer(spoiler.refuse, [("content-length", "0")], b"")
                 return
-            if spoiler.shorten >= 0:
-                start = int(self.headers["range"].removeprefix("bytes=").split("-")[0])
-                self.headers.replace_header("range", f"bytes={start}-{start + spoiler.shorten - 1}")
+            if "range" in self.headers:
+                start, stop = self.headers["range"].removeprefix("bytes=").split("-")
+                stop = str(int(start) + spoiler.shorten - 1) if spoiler.shorten >= 0 else stop
+                self.headers.replace_header("range", f"bytes={int(start) + spoiler.other_start}-{stop}")
+            del self.headers[spoiler.drop_header]
             status, headers, reply = self._forward(body)
             if spoiler.lose_reply:
                 self.close_connection = True

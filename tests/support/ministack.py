@@ -6,10 +6,13 @@ import os
 import socket
 import subprocess
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 START_S, STOP_S = 30.0, 10.0
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -67,7 +70,13 @@ def _wait_until_up(url: str, server: subprocess.Popen[bytes], log: Path) -> None
 
 def make_bucket(endpoint: str, name: str) -> str:
     """Creates a bucket through a client that is not ours; returns its s3:// URL."""
+    foreign_client(endpoint).create_bucket(Bucket=name)
+    return f"s3://{name}"
+
+
+@cache
+def foreign_client(endpoint: str) -> Any:
+    """A plain boto3 client."""
     import boto3
 
-    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket=name)
-    return f"s3://{name}"
+    return boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1")

@@ -192,7 +192,7 @@ class ScopedStore(ObjectStore):
 
     def __init__(self, store: ObjectStore, prefix: str) -> None:
         self._store, self._prefix = store, check_key(prefix.strip("/")) + "/"
-        self.url = f"{store.url.rstrip('/')}/{self._prefix.rstrip('/')}"
+        self.url = store.url + ("" if store.url.endswith("/") else "/") + self._prefix.rstrip("/")
 
     def _full(self, key: str) -> str:
         return self._prefix + check_key(key)

@@ -1,0 +1,143 @@
+"""What only files can get wrong: killed writers, permissions, folders, URL forms."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from phalanx.objects import ObjectExists, StoreDenied, StoreError, open_store
+from phalanx.objects.base import TEMPORARY_SUFFIX
+
+NUM_KILLS = 40
+
+# Forks writers that create self-describing objects in a loop, and kills each at a random moment.
+STORM = """
+    import hashlib, os, random, signal, sys, time
+    from phalanx.objects import open_store
+    store = open_store(sys.argv[1])
+    for child in range(int(sys.argv[2])):
+        pid = os.fork()
+        if pid == 0:
+            for number in range(10_000):
+                payload = random.randbytes(random.randrange(300_000))
+                digest = hashlib.sha256(payload).digest()
+                if number % 2:
+                    store.create(f"{child}/{number:05}", digest + payload)
+                else:
+                    with store.writer(f"{child}/{number:05}") as writer:
+                        writer.write(digest)
+                        writer.write(payload)
+                        writer.commit()
+        time.sleep(random.uniform(0.002, 0.04))
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+"""
+
+
+def run_python(code: str, *arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
+    return subprocess.run(command, user=user, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_create_killed_at_random_moments_leaves_only_whole_objects(tmp_path: Path) -> None:
+    result = run_python(STORM, f"file://{tmp_path}/store", str(NUM_KILLS))
+    assert result.returncode == 0, result.stderr
+    store = open_store(f"file://{tmp_path}/store")
+    objects = list(store.list())
+    for info in objects:
+        data = store.read(info.key)
+        assert hashlib.sha256(data[32:]).digest() == data[:32], info
+    leftovers = [path for path in (tmp_path / "store").rglob("*") if path.name.endswith(TEMPORARY_SUFFIX)]
+    assert len(objects) > NUM_KILLS / 2, "the storm wrote too little to mean anything"
+    assert leftovers, "no writer was killed in the middle of a write"
+    store.create(f"{NUM_KILLS - 1}/99999", b"leftovers are in nobody's way")
+
+
+def test_create_leaves_no_temporary_file(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    store.create("a/b", b"1")
+    with pytest.raises(ObjectExists):
+        store.create("a/b", b"2")
+    assert [path.name for path in tmp_path.rglob("*")] == ["a", "b"]
+
+
+def test_root_is_created_with_the_first_object_only(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/x/y")
+    assert list(store.list()) == []
+    store.delete("nothing")
+    assert not (tmp_path / "x").exists()
+    store.create("k", b"")
+    assert (tmp_path / "x/y/k").is_file()
+
+
+def test_delete_removes_empty_folders_below_the_root(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/root")
+    store.create("a/b/c", b"")
+    store.create("a/d", b"")
+    store.delete("a/b/c")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "d", "root"]
+    store.delete("a/d")
+    assert [path.name for path in tmp_path.rglob("*")] == ["root"]
+
+
+def test_object_where_a_folder_is_and_below_an_object_are_refused(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    store.create("a/b", b"")
+    with pytest.raises(StoreError, match="folder of other objects"):
+        store.create("a", b"")
+    with pytest.raises(StoreDenied, match="found a file"):
+        store.create("a/b/c", b"")
+
+
+@pytest.fixture
+def closed_folder() -> Iterator[Path]:
+    """A folder that this user (root: that nobody) may look into but not write to, with one unreadable object."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "secret").write_bytes(b"1")
+        (folder / "secret").chmod(0o000)
+        folder.chmod(0o555)
+        yield folder
+        folder.chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    "call", ["create('k', b'')", "create('a/b', b'')", "writer('k')", "read('secret')", "delete('secret')"]
+)
+def test_permission_error_names_path_and_remedy(closed_folder: Path, call: str) -> None:
+    code = f"""
+        import sys
+        from phalanx.objects import StoreDenied, open_store
+        try:
+            open_store(sys.argv[1]).{call}
+        except StoreDenied as error:
+            print(error)
+    """
+    result = run_python(code, f"file://{closed_folder}", user=65534 if os.geteuid() == 0 else None)
+    assert str(closed_folder) in result.stdout, result
+    assert "change its permissions" in result.stdout
+    assert "\n" not in result.stdout.strip()
+
+
+def test_relative_url_means_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    store = open_store("file://./a b%20c")
+    store.create("k", b"")
+    assert store.url == f"file://{tmp_path}/a b%20c"
+    assert (tmp_path / "a b%20c/k").is_file()
+
+
+@pytest.mark.parametrize(
+    "url", ["runs", "/runs", "file:/runs", "file://runs", "file://", "gs://b/x", "s3://", "s3:///x"]
+)
+def test_other_urls_are_refused_in_one_line(url: str) -> None:
+    with pytest.raises(StoreDenied, match="storage URL") as refusal:
+        open_store(url)
+    assert "\n" not in str(refusal.value)

@@ -1,0 +1,333 @@
+"""S3 when the network and the server misbehave: a real server behind a proxy that spoils chosen replies."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pytest
+from phalanx.objects import (
+    ObjectExists,
+    ObjectMissing,
+    ObjectStore,
+    StorageSettings,
+    StoreDenied,
+    StoreError,
+    fsspec_options,
+    open_store,
+)
+from phalanx.objects.s3 import S3Store
+from support.faulty_proxy import Proxy, Spoiler, proxying
+from support.ministack import foreign_client
+
+DATA = os.urandom(3_000_000)
+Open = Callable[..., ObjectStore]
+
+
+@pytest.fixture
+def proxy(ministack: str) -> Iterator[Proxy]:
+    with proxying(ministack) as running:
+        yield running
+
+
+def first(method: str, spoiler: Spoiler, count: int = 1) -> Callable[[str, str, int], Spoiler | None]:
+    """Spoils the first `count` requests of a method."""
+    return lambda seen_method, path, number: spoiler if seen_method == method and number < count else None
+
+
+def ranges_asked(proxy: Proxy) -> list[tuple[int, int]]:
+    found = [re.fullmatch(r"bytes=(\d+)-(\d*)", ranged) for method, _, ranged in proxy.seen if method == "GET"]
+    return [(int(match[1]), int(match[2] or -1)) for match in found if match]
+
+
+@pytest.mark.parametrize("spoiler", [Spoiler(shorten=1_000_000), Spoiler(cut_body=1_000_000)], ids=["short", "cut"])
+def test_read_short_reply_is_continued_where_it_stopped(open_bucket: Open, proxy: Proxy, spoiler: Spoiler) -> None:
+    store = open_bucket(proxy.endpoint)
+    store.create("k", DATA)
+    proxy.choose = first("GET", spoiler, count=2)
+    assert store.read("k", 500_000, 2_400_000) == DATA[500_000:2_900_000]
+    starts = [start for start, _ in ranges_asked(proxy)]
+    assert starts[0] == 500_000
+    assert len(starts) == 3
+    if spoiler.shorten >= 0:
+        assert starts == [500_000, 1_500_000, 2_500_000]
+
+
+def test_read_whole_object_cut_is_continued(open_bucket: Open, proxy: Proxy) -> None:
+    store = open_bucket(proxy.endpoint)
+    store.create("k", DATA)
+    proxy.choose = first("GET", Spoiler(cut_body=1_000_000))
+    assert store.read("k") == DATA
+
+
+def test_read_server_that_answers_other_bytes_is_an_error(open_bucket: Open, proxy: Proxy) -> None:
+    store = open_bucket(proxy.endpoint)
+    store.create("k", DATA)
+    proxy.choose = first("GET", Spoiler(other_start=7), count=99)
+    with pytest.raises(StoreError):
+        store.read("k", 100, 50)
+
+
+@pytest.mark.parametrize("status", [500, 503, 429, 408])
+def test_every_call_retries_a_server_that_is_busy(open_bucket: Open, proxy: Proxy, status: int) -> None:
+    store = open_bucket(proxy.endpoint)
+    proxy.choose = lambda method, path, number: Spoiler(refuse=status) if number % 2 == 0 else None
+    store.create("k", b"data")
+    assert store.read("k") == b"data"
+    assert store.info("k").num_bytes == 4
+    assert [info.key for info in store.list()] == ["k"]
+    store.delete("k")
+
+
+def test_stalled_server_is_an_error_at_the_deadline(open_bucket: Open, proxy: Proxy) -> None:
+    store = open_bucket(proxy.endpoint, deadline_s=1)
+    proxy.choose = lambda method, path, number: Spoiler(stall=True)
+    for call in (
+        lambda: store.read("k"),
+        lambda: store.create("k", b""),
+        lambda: store.info("k"),
+        lambda: list(store.list()),
+    ):
+        start_s = time.monotonic()
+        with pytest.raises(StoreError, match="deadline"):
+            call()
+        assert time.monotonic() - start_s < 3
+
+
+def test_one_stalled_reply_is_retried_within_the_deadline(open_bucket: Open, proxy: Proxy) -> None:
+    store = open_bucket(proxy.endpoint, deadline_s=4)
+    proxy.choose = first("PUT", Spoiler(stall=True))
+    store.create("k", b"data")
+    assert store.read("k") == b"data"
+
+
+def test_create_lost_reply_recognises_its_own_object(open_bucket: Open, proxy: Proxy) -> None:
+    store = open_bucket(proxy.endpoint)
+    proxy.choose = first("PUT", Spoiler(lose_reply=True))
+    store.create("k", DATA)
+    assert store.read("k") == DATA
+
+
+def test_create_lost_reply_empty_object_recognises_its_own(open_bucket: Open, proxy: Proxy) -> None:
+    store = open_bucket(proxy.endpoint)
+    proxy.choose = first("PUT", Spoiler(lose_reply=True))
+    store.create("k", b"")
+    assert store.read("k") == b""
+
+
+@pytest.mark.parametrize("there", [b"other", b"longer"], ids=["same size", "other size"])
+def test_create_failed_try_then_taken_by_another_is_exists(
+    open_bucket: Open, ministack: str, proxy: Proxy, there: bytes
+) -> None:
+    store, other = open_bucket(proxy.endpoint), open_bucket(ministack)
+
+    def choose(method: str, path: str, number: int) -> Spoiler | None:
+        if method == "PUT" and number == 0:
+            other.create("k", there)
+            return Spoiler(refuse=500)
+        return None
+
+    proxy.choose = choose
+    with pytest.raises(ObjectExists):
+        store.create("k", b"mine!")
+    assert store.read("k") == there
+
+
+def test_create_same_bytes_without_a_lost_reply_is_exists(open_bucket: Open, proxy: Proxy) -> None:
+    store = open_bucket(proxy.endpoint)
+    store.create("k", b"same")
+    with pytest.raises(ObjectExists):
+        store.create("k", b"same")
+
+
+def test_create_conflict_409_is_retried_while_the_key_is_free(open_bucket: Open, proxy: Proxy) -> None:
+    store = open_bucket(proxy.endpoint)
+    proxy.choose = first("PUT", Spoiler(refuse=409), count=3)
+    store.create("k", b"data")
+    assert store.read("k") == b"data"
+    assert sum(method == "PUT" for method, _, _ in proxy.seen) == 4
+
+
+def test_refused_access_names_the_object_and_is_not_retried(open_bucket: Open, proxy: Proxy) -> None:
+    store = open_bucket(proxy.endpoint)
+    proxy.choose = lambda method, path, number: Spoiler(refuse=403)
+    for call in (lambda: store.read("a/k"), lambda: store.create("a/k", b"")):
+        with pytest.raises(StoreDenied, match=r"a/k.*credentials"):
+            call()
+    assert len(proxy.seen) == 2
+
+
+def test_missing_bucket_names_the_remedy(ministack: str) -> None:
+    store = open_store("s3://no-such-bucket-here", StorageSettings(endpoint=ministack), deadline_s=5)
+    for call in (lambda: store.create("k", b""), lambda: list(store.list()), lambda: store.read("k")):
+        with pytest.raises(StoreDenied, match="create the bucket"):
+            call()
+
+
+def test_unreachable_server_is_an_error_at_the_deadline(open_bucket: Open) -> None:
+    store = open_bucket("http://127.0.0.1:9", deadline_s=0.5)
+    with pytest.raises(StoreError, match="deadline"):
+        store.info("k")
+
+
+# Uploads in parts
+
+
+@pytest.fixture
+def small_parts(bucket: str) -> Callable[[str], S3Store]:
+    """Opens the bucket with parts from 1 MB on, of 300 KB (the test server takes small parts)."""
+
+    def opened(endpoint: str) -> S3Store:
+        name = bucket.removeprefix("s3://")
+        return S3Store(name, StorageSettings(endpoint=endpoint), 10, parts_above_bytes=1_000_000, part_bytes=300_000)
+
+    return opened
+
+
+def part_puts(proxy: Proxy) -> int:
+    return sum("partNumber" in path for _, path, _ in proxy.seen)
+
+
+def test_large_object_goes_up_in_parts_and_is_create_only(small_parts: Callable[[str], S3Store], proxy: Proxy) -> None:
+    store = small_parts(proxy.endpoint)
+    with store.writer("big/k") as writer:
+        writer.write(DATA)
+        writer.commit()
+    assert part_puts(proxy) == 10 + 1  # and one of the trial
+    assert store.read("big/k") == DATA
+    with pytest.raises(ObjectExists):
+        store.create("big/k", DATA[::-1])
+    assert store.read("big/k") == DATA
+    assert [info.key for info in store.list()] == ["big/k"]
+
+
+def test_parts_lost_reply_to_the_last_call_recognises_its_own(
+    small_parts: Callable[[str], S3Store], proxy: Proxy
+) -> None:
+    store = small_parts(proxy.endpoint)
+    store.create("warm", DATA)
+    lost = threading.Event()
+
+    def choose(method: str, path: str, number: int) -> Spoiler | None:
+        if method == "POST" and "uploadId" in path and not lost.is_set():
+            lost.set()
+            return Spoiler(lose_reply=True)
+        return None
+
+    proxy.choose = choose
+    store.create("k", DATA)
+    assert lost.is_set()
+    assert store.read("k") == DATA
+
+
+def test_parts_failed_upload_leaves_neither_object_nor_parts(
+    small_parts: Callable[[str], S3Store], proxy: Proxy, ministack: str, bucket: str
+) -> None:
+    store = small_parts(proxy.endpoint)
+    store.create("warm", DATA)
+    proxy.choose = lambda method, path, number: Spoiler(refuse=403) if "partNumber=3" in path else None
+    with pytest.raises(StoreDenied):
+        store.create("k", DATA)
+    with pytest.raises(ObjectMissing):
+        store.info("k")
+    assert "Uploads" not in foreign_client(ministack).list_multipart_uploads(Bucket=bucket.removeprefix("s3://"))
+
+
+def test_parts_server_without_the_condition_gets_one_put(small_parts: Callable[[str], S3Store], proxy: Proxy) -> None:
+    store = small_parts(proxy.endpoint)
+    proxy.choose = lambda method, path, number: (
+        Spoiler(drop_header="if-none-match") if method == "POST" and "uploadId" in path else None
+    )
+    assert store.creates_large_objects_in_parts() is False
+    tried = part_puts(proxy)
+    store.create("k", DATA)
+    assert part_puts(proxy) == tried + 1  # the store's own trial
+    assert store.read("k") == DATA
+    with pytest.raises(ObjectExists):
+        store.create("k", DATA[::-1])
+
+
+# Settings, credentials, other clients
+
+
+def test_fsspec_opens_the_same_objects(bucket: str, ministack: str) -> None:
+    settings = StorageSettings(endpoint=ministack)
+    open_store(bucket, settings).create("a/k", b"data")
+    options = fsspec_options(bucket, settings)
+    assert not {"key", "secret", "token"} & set(options)
+    with fsspec.open(f"{bucket}/a/k", "rb", **options) as file:
+        assert file.read() == b"data"
+
+
+def test_profile_gives_credentials_endpoint_and_region_to_both_clients(
+    bucket: str, ministack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "config"
+    config.write_text(
+        "[profile lab]\naws_access_key_id = a\naws_secret_access_key = b\n"
+        f"region = eu-west-1\nendpoint_url = {ministack}\n"
+    )
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name)
+    settings = StorageSettings(profile="lab")
+    open_store(bucket, settings).create("k", b"data")
+    options = fsspec_options(bucket, settings)
+    assert (options["endpoint_url"], options["client_kwargs"]["region_name"]) == (ministack, "eu-west-1")
+    with fsspec.open(f"{bucket}/k", "rb", **options) as file:
+        assert file.read() == b"data"
+
+
+def test_settings_win_over_variables(bucket: str, ministack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    open_store(bucket, StorageSettings(endpoint=ministack), deadline_s=5).create("k", b"")
+
+
+def test_variables_alone_name_the_endpoint(bucket: str, ministack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", ministack)
+    open_store(bucket, deadline_s=5).create("k", b"")
+
+
+def test_no_credentials_is_refused_at_opening(ministack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    with pytest.raises(StoreDenied, match="AWS_ACCESS_KEY_ID"):
+        open_store("s3://bucket", StorageSettings(endpoint=ministack))
+
+
+@pytest.mark.parametrize("settings", [StorageSettings(profile="none"), StorageSettings(endpoint="nonsense")])
+def test_wrong_settings_are_refused_at_opening(ministack: str, settings: StorageSettings) -> None:
+    with pytest.raises(StoreDenied):
+        open_store("s3://bucket", settings)
+
+
+def test_missing_client_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "botocore.session", None)
+    with pytest.raises(StoreDenied, match=r"phalanx\[s3\]"):
+        open_store("s3://bucket")
+
+
+def test_store_used_in_a_forked_child_is_refused_not_hung(open_bucket: Open, ministack: str) -> None:
+    store = open_bucket(ministack)
+    store.create(f"k-{uuid.uuid4()}", b"")
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            store.read("k")
+        except StoreError as error:
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    os.close(writer)
+    assert b"forked" in os.read(reader, 1000)
+    os.close(reader)
