@@ -48,7 +48,8 @@ def commit(
     index = build_index(parts)
     _check_objects(store, draft, index)
     _check_coverage(draft, index)
-    manifest = dataclasses.replace(draft, parts=refs, world_size=world_size)
+    records = draft.records + tuple(ref for part in parts for ref in part.records)
+    manifest = dataclasses.replace(draft, parts=refs, records=records, world_size=world_size)
     lineage.commit(manifest)
     return manifest
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from phalanx.lineage import Lineage, Manifest, ObjectRef
+from phalanx.lineage import DamagedObject, Lineage, Manifest, ObjectRef
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.dtypes import DTYPES, Dtype
 from phalanx.snapshot.errors import DamagedCheckpoint
@@ -43,14 +43,18 @@ class Index:
 
 
 def read_index(store: ObjectStore, manifest: Manifest) -> Index:
-    """The index of a committed checkpoint; DamagedObject names a part that is gone or not what the manifest says."""
+    """The index of a committed checkpoint; DamagedCheckpoint names a part that is gone or not the manifest's."""
     with ThreadPoolExecutor(NUM_READERS) as pool:
         return build_index(pool.map(lambda ref: read_part(store, ref), manifest.parts))
 
 
 def read_part(store: ObjectStore, ref: ObjectRef) -> Part:
-    """The part object `ref`, verified against its size and digest; DamagedObject otherwise."""
-    return parse_part(ref.key, Lineage(store).read_verified(ref))
+    """The part object `ref`, verified against its size and digest; DamagedCheckpoint otherwise."""
+    try:
+        data = Lineage(store).read_verified(ref)
+    except DamagedObject as error:
+        raise DamagedCheckpoint(error.key, error.reason) from error
+    return parse_part(ref.key, data)
 
 
 def build_index(parts: Iterable[Part]) -> Index:

@@ -16,12 +16,13 @@ from typing import Any, NoReturn
 
 from phalanx.core.box import Box
 from phalanx.core.digest import canonical_json
-from phalanx.lineage import CheckpointRef, keys
+from phalanx.lineage import CheckpointRef, ObjectRef, keys
 from phalanx.snapshot.dtypes import DTYPES, Dtype
 from phalanx.snapshot.errors import DamagedCheckpoint
 
 FORMAT = "phalanx.part/1"
 CHUNK_BYTES = 1 << 20
+_FIELDS = ("format", "attempt", "step", "rank", "world_size", "chunk_bytes", "objects", "boxes", "records")
 _DIGEST = re.compile(r"xxh3:[0-9a-f]{32}")
 _CHUNK = re.compile(r"[0-9a-f]{16}")
 
@@ -68,7 +69,10 @@ class StoredBox:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """All that rank `rank` of `world_size` wrote for step `step` of attempt `attempt`."""
+    """All that rank `rank` of `world_size` wrote for step `step` of attempt `attempt`.
+
+    records: the step records that the rank stored for the steps that this checkpoint is the first to cover.
+    """
 
     attempt: int
     step: int
@@ -76,6 +80,7 @@ class Part:
     world_size: int
     objects: tuple[StoredObject, ...]
     boxes: tuple[StoredBox, ...]
+    records: tuple[ObjectRef, ...] = ()
     chunk_bytes: int = CHUNK_BYTES
 
 
@@ -108,22 +113,20 @@ def part_bytes(part: Part) -> bytes:
         }
         for b in part.boxes
     ]
+    records = [{"key": r.key, "num_bytes": r.num_bytes, "digest": r.digest} for r in part.records]
     head = {"attempt": part.attempt, "step": part.step, "rank": part.rank, "world_size": part.world_size}
-    return canonical_json(
-        {"format": FORMAT, **head, "chunk_bytes": part.chunk_bytes, "objects": objects, "boxes": boxes}
-    )
+    lists = {"objects": objects, "boxes": boxes, "records": records}
+    return canonical_json({"format": FORMAT, **head, "chunk_bytes": part.chunk_bytes, **lists})
 
 
 def parse_part(key: str, data: bytes) -> Part:
     """The part stored under `key`; DamagedCheckpoint names what is wrong with it."""
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedCheckpoint(key, f"is not JSON: {error}") from error
     read = _Reader(key)
-    head = read.fields(
-        value, "part", "format", "attempt", "step", "rank", "world_size", "chunk_bytes", "objects", "boxes"
-    )
+    head = read.fields(value, "part", *_FIELDS)
     if head["format"] != FORMAT:
         read.fail(f"format is {head['format']!r}, this version reads {FORMAT!r}")
     attempt, step, rank, world_size, chunk_bytes = (
@@ -139,7 +142,8 @@ def parse_part(key: str, data: bytes) -> Part:
     if len(by_key) != len(objects):
         read.fail("an object is listed twice")
     boxes = tuple(read.box(item, by_key, chunk_bytes) for item in read.items(head["boxes"], "boxes"))
-    return Part(attempt, step, rank, world_size, objects, boxes, chunk_bytes)
+    records = tuple(read.record(item) for item in read.items(head["records"], "records"))
+    return Part(attempt, step, rank, world_size, objects, boxes, records, chunk_bytes)
 
 
 class _Reader:
@@ -188,6 +192,13 @@ class _Reader:
         if found.data_start > found.num_bytes:
             self.fail(f"data of {key} starts behind its end")
         return found
+
+    def record(self, value: Any) -> ObjectRef:
+        row = self.fields(value, "a records object", "key", "num_bytes", "digest")
+        key, digest = self.text(row["key"], "records key"), self.text(row["digest"], "digest")
+        if not _DIGEST.fullmatch(digest) or keys.records_name(key) is None:
+            self.fail(f"{key!r} with digest {digest!r} does not name a records object")
+        return ObjectRef(key, self.number(row["num_bytes"], "num_bytes"), digest)
 
     def box(self, value: Any, objects: Mapping[str, StoredObject], chunk_bytes: int) -> StoredBox:
         names = ("tensor", "dtype", "global_shape", "offset", "shape", "object", "start", "num_bytes", "chunks")

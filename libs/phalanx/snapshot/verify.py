@@ -54,7 +54,7 @@ def _read_parts(store: ObjectStore, manifest: Manifest) -> tuple[list[Part], lis
     for ref in manifest.parts:
         try:
             parts.append(read_part(store, ref))
-        except DamagedObject as error:
+        except DamagedCheckpoint as error:
             damages.append(Damage(ref.key, error.reason))
     return parts, damages
 

@@ -8,6 +8,7 @@ next `save` where nobody waited.
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import threading
 import time
@@ -86,10 +87,18 @@ class Writer:
         """True while an upload is in flight: a save now would wait for it."""
         return self._last is not None and not self._last.done()
 
-    def save(self, attempt: int, step: int, tensors: Sequence[HeldTensor]) -> PendingSave:
+    def save(
+        self,
+        attempt: int,
+        step: int,
+        tensors: Sequence[HeldTensor],
+        records: Callable[[], tuple[ObjectRef, ...]] = tuple,
+    ) -> PendingSave:
         """Captures `tensors` and starts the upload of those boxes that this rank owns. Tensor names must not repeat a
         box.
 
+        records: called in the background before the part object is written; it stores this rank's step records and
+        returns them, and the part hands them on to the manifest.
         Waits for the save before it, if that is still in flight, and raises its failure if nobody has seen it; after
         that, saving works again.
         """
@@ -98,9 +107,8 @@ class Writer:
         objects = plan_objects(owned, self._object_bytes)
         memory = self._buffer.capture(objects, sources)
         pending = PendingSave(attempt, step)
-        upload = _Upload(
-            self._store, Part(attempt, step, self._rank, self._world_size, (), ()), objects, memory, self._deadline_s
-        )
+        head = Part(attempt, step, self._rank, self._world_size, (), ())
+        upload = _Upload(self._store, head, objects, memory, records, self._deadline_s)
         threading.Thread(target=_settle, args=(pending.result, upload.run), name="snapshot-upload", daemon=True).start()
         self._last = pending
         return pending
@@ -145,9 +153,15 @@ class _Upload:
     """One rank's upload of one checkpoint, from captured memory."""
 
     def __init__(
-        self, store: ObjectStore, part: Part, objects: Sequence[PlannedObject], memory: memoryview, deadline_s: float
+        self,
+        store: ObjectStore,
+        part: Part,
+        objects: Sequence[PlannedObject],
+        memory: memoryview,
+        records: Callable[[], tuple[ObjectRef, ...]],
+        deadline_s: float,
     ) -> None:
-        self._store, self._part, self._objects, self._memory = store, part, objects, memory
+        self._store, self._part, self._objects, self._memory, self._records = store, part, objects, memory, records
         self._end = time.monotonic() + deadline_s
         self._deadline_s = deadline_s
 
@@ -158,7 +172,8 @@ class _Upload:
             key = object_key(head.attempt, head.step, head.rank, number)
             stored.append(self._create(key, planned))
             boxes += [self._stored_box(key, planned, box, start) for box, start in planned.boxes]
-        part = Part(head.attempt, head.step, head.rank, head.world_size, tuple(stored), tuple(boxes))
+        records = self._records()
+        part = dataclasses.replace(head, objects=tuple(stored), boxes=tuple(boxes), records=records)
         key, data = part_key(part.attempt, part.step, part.rank), part_bytes(part)
         self._check_time()
         try:
