@@ -88,17 +88,10 @@ def _sharded(held: RankParameters, layout: Layout) -> int:
 def _gathered_weights(held: RankParameters, layout: Layout, run: RunShape) -> int:
     if run.zero < 3 or layout.pp > 1:
         return run.param_bytes * held.total
-    block = held.largest_block + held.largest_experts
-    return run.param_bytes * min(held.total, 2 * block + _ends(held))
-
-
-def _ends(held: RankParameters) -> int:
-    """Embedding, final norm and head: what is in no layer and stays gathered."""
-    num_layers = held.experts // held.largest_experts if held.largest_experts else held.dense // held.largest_block
-    return held.dense - num_layers * held.largest_block
+    return run.param_bytes * min(held.total, 2 * (held.block + held.block_experts) + held.ends)
 
 
 def _whole_gradients(held: RankParameters, layout: Layout, run: RunShape) -> int:
     if layout.pp > 1 or (run.zero == 1 and num_micro_batches(layout, run) > 1):
         return 4 * held.total
-    return (run.param_bytes + run.reduce_bytes) * max(held.largest_block + held.largest_experts, _ends(held))
+    return (run.param_bytes + run.reduce_bytes) * max(held.block + held.block_experts, held.ends)

@@ -94,8 +94,9 @@ class RankParameters:
     split: int
     whole: int
     experts: int
-    largest_block: int
-    largest_experts: int
+    block: int
+    block_experts: int
+    ends: int
 
     @property
     def dense(self) -> int:
@@ -121,10 +122,12 @@ def rank_parameters(
     num_tables = int(is_first) + int(is_last and not (model.tie_embeddings and is_first))
     block_split, block_whole = (layer.attention + layer.ffn) // tp, layer.norms + layer.router
     block_experts = layer.experts // (tp * layout.ep)
+    final_norm = model.dim if is_last else 0
     return RankParameters(
         split=num_layers * block_split + num_tables * table // tp,
-        whole=num_layers * block_whole + (model.dim if is_last else 0),
+        whole=num_layers * block_whole + final_norm,
         experts=num_layers * block_experts,
-        largest_block=block_split + block_whole,
-        largest_experts=block_experts,
+        block=block_split + block_whole,
+        block_experts=block_experts,
+        ends=num_tables * table // tp + final_norm,
     )

@@ -48,8 +48,9 @@ class Job(Section):
             return value
         filled = {**{section: {} for section in cls.model_fields}, **value}
         scheduler, training = filled["lr_scheduler"], filled["training"]
-        if isinstance(scheduler, dict) and isinstance(training, dict) and "steps" in training:
-            filled["lr_scheduler"] = {"total_steps": training["steps"], **scheduler}
+        steps = training.get("steps") if isinstance(training, dict) else None
+        if isinstance(scheduler, dict) and type(steps) is int and steps > 0:
+            filled["lr_scheduler"] = {"total_steps": steps, **scheduler}
         return filled
 
     def layout(self, world_size: int) -> Layout:

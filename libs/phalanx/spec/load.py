@@ -51,28 +51,50 @@ def _broken(job: Job, world_size: int | None, check_world: bool) -> list[Finding
 def _explain(
     tables: dict[str, Any], errors: list[ErrorDetails], world_size: int | None, check_world: bool
 ) -> list[PhalanxError]:
-    """The problems behind `errors`, and those that show once the wrong keys are out of the way and misspelt ones in
-    their place."""
+    """The problems behind `errors`, and rules that are broken once wrong keys are gone and misspelt ones in place."""
     unknown = [found for error in errors if error["type"] == "extra_forbidden" for found in _unknown(error)]
-    meant = {found.meant for found in unknown}
+    meant = {found.meant for found in unknown if found.meant is not None}
+    wrong = {_dotted(error) for error in errors} | meant
     problems = [found.problem for found in unknown]
-    suspects = set(meant)
     for error in errors:
-        name = _dotted(error)
-        if error["type"] == "extra_forbidden":
-            _take(tables, error["loc"])
-        elif error["type"] != "missing" or name not in meant:
+        name, kind = _dotted(error), error["type"]
+        follows = kind == "missing" and (name in meant or ("model.preset" in wrong and name.startswith("model.args.")))
+        if kind != "extra_forbidden" and not follows:
             problems.append(_problem(error, name))
-            _take(tables, error["loc"])
-            suspects.add(name)
+        _take(tables, error["loc"])
     for found in unknown:
-        _put(tables, found)
-    try:
-        job = Job.model_validate(tables)
-    except ValidationError:
-        return problems
-    broken = _broken(job, world_size, check_world)
+        if found.meant is not None and "NAME" not in found.meant:
+            _put(tables, found.meant, found.value)
+    job, stand_ins = _mended(tables)
+    suspects = wrong | stand_ins
+    suspects |= {derived for name, derived in _DERIVED if name in suspects}
+    if "model.preset" in wrong:
+        suspects |= {each.name for each in all_keys() if each.name.startswith("model.args.")}
+    broken = _broken(job, world_size, check_world) if job is not None else []
     return problems + [finding.problem for finding in broken if not suspects.intersection(finding.keys)]
+
+
+# Keys whose default comes from another key: a rule over them says nothing while that one is wrong.
+_DERIVED = (
+    ("model.args.n_heads", "model.args.n_kv_heads"),
+    ("training.steps", "lr_scheduler.total_steps"),
+    ("parallel.schedule", "parallel.stages_per_rank"),
+)
+_STAND_INS: Mapping[str, str] = {"job.name": "x", "job.storage": "memory://x", "data.train": "memory://x"}
+
+
+def _mended(tables: dict[str, Any]) -> tuple[Job | None, set[str]]:
+    """A job with something standing in for each missing key, and the names of those: no rule over them is believed."""
+    try:
+        return Job.model_validate(tables), set()
+    except ValidationError as error:
+        missing = {_dotted(each) for each in error.errors(include_url=False) if each["type"] == "missing"}
+    for name in missing:
+        _put(tables, name, _STAND_INS.get(name, 1))
+    try:
+        return Job.model_validate(tables), missing
+    except ValidationError:
+        return None, missing
 
 
 def _dotted(error: ErrorDetails) -> str:
@@ -101,16 +123,14 @@ def _take(tables: dict[str, Any], path: tuple[int | str, ...]) -> None:
         table.pop(path[-1], None)
 
 
-def _put(tables: dict[str, Any], found: UnknownKey) -> None:
-    """Puts a misspelt key's value where it was meant to stand, unless something stands there."""
-    if found.meant is None or "NAME" in found.meant:
-        return
-    *sections, leaf = found.meant.split(".")
+def _put(tables: dict[str, Any], name: str, value: Any) -> None:
+    """Puts a value where it was meant to stand, unless something stands there."""
+    *sections, leaf = name.split(".")
     table: Any = tables
     for part in sections:
         table = table.setdefault(part, {}) if isinstance(table, dict) else None
     if isinstance(table, dict):
-        table.setdefault(leaf, found.value)
+        table.setdefault(leaf, value)
 
 
 _KINDS = {

@@ -44,6 +44,8 @@ def unknown_key(name: str, value: object) -> UnknownKey:
     meant = _lookup(SAME_MEANING, name)
     if meant is None and _lookup(NO_EQUIVALENT, name) is None:
         meant = _nearest(_normal(name))
+    if meant is not None and name.startswith("storage."):
+        meant = meant.replace("storage.NAME", name.rpartition(".")[0])
     return UnknownKey(name, value, None if meant == name else meant)
 
 

@@ -1,0 +1,36 @@
+"""The counts against the decoder itself, built without memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from phalanx.models import Decoder, DecoderArgs
+from phalanx.planner import ModelShape, RunShape, count_parameters, positions, rank_parameters
+from phalanx.spec import Layout
+
+SHAPES = [
+    {"dim": 64, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 192, "vocab_size": 512},
+    {"dim": 64, "n_layers": 5, "n_heads": 8, "n_kv_heads": 8, "ffn_dim": 96, "vocab_size": 100, "tie_embeddings": True},
+    {"dim": 4096, "n_layers": 32, "n_heads": 32, "n_kv_heads": 8, "ffn_dim": 14_336, "vocab_size": 128_256},
+]
+
+
+def built(shape):
+    with torch.device("meta"):
+        return Decoder(DecoderArgs(**shape))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_total_equals_what_the_decoder_has(shape):
+    assert count_parameters(ModelShape(**shape)).total == sum(p.numel() for p in built(shape).parameters())
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+def test_each_pipeline_position_equals_what_its_stage_has(pp):
+    shape, layout = SHAPES[2], Layout(pp=pp)
+    stages = built(shape).split_stages(pp)
+    for place in positions(ModelShape(**shape), layout, RunShape(128, 8)):
+        held = rank_parameters(
+            ModelShape(**shape), layout, place.num_layers, is_first=place.is_first, is_last=place.is_last
+        )
+        assert held.total == sum(p.numel() for p in stages[place.pp_rank].parameters())

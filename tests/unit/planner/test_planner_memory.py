@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from phalanx.core.errors import PhalanxError
+from phalanx.planner import (
+    ModelShape,
+    RunShape,
+    count_parameters,
+    gpu_memory_bytes,
+    num_micro_batches,
+    positions,
+    rank_memory,
+    stage_passes_in_flight,
+)
+from phalanx.planner.activations import layer_bytes_per_token
+from phalanx.spec import Layout
+
+MODEL = ModelShape(dim=64, n_layers=8, n_heads=8, n_kv_heads=4, ffn_dim=192, vocab_size=512)
+PARAMETERS = count_parameters(MODEL).total
+RUN = RunShape(seq_len=128, global_batch_size=64)
+
+
+def of(layout, **changes):
+    return rank_memory(MODEL, layout, dataclasses.replace(RUN, **changes), runtime_bytes=0)
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("dp_shard", [1, 2, 8])
+def test_masters_and_moments_are_sharded_at_every_stage(zero, dp_shard):
+    (rank,) = of(Layout(dp_shard=dp_shard), zero=zero)
+    assert rank.masters_bytes == 4 * PARAMETERS // dp_shard and rank.optimizer_bytes == 8 * PARAMETERS // dp_shard
+
+
+def test_zero_1_holds_six_bytes_and_sixteen_over_n_with_several_micro_batches():
+    (rank,) = of(Layout(dp_shard=8), zero=1)
+    held = rank.masters_bytes + rank.weights_bytes + rank.gradients_bytes + rank.optimizer_bytes
+    assert held == 6 * PARAMETERS + 16 * PARAMETERS // 8
+
+
+def test_zero_2_holds_one_layers_gradients_whole_and_zero_3_two_layers_of_weights():
+    layer = 64 * 8 * (2 * 8 + 2 * 4) + 3 * 64 * 192 + 2 * 64
+    ends = 2 * 512 * 64 + 64
+    (two,), (three,) = of(Layout(dp_shard=8), zero=2), of(Layout(dp_shard=8), zero=3)
+    assert two.weights_bytes == 2 * PARAMETERS and three.weights_bytes == 2 * (2 * layer + ends)
+    assert two.gradients_bytes == three.gradients_bytes == 4 * PARAMETERS // 8 + 6 * max(layer, ends)
+
+
+def test_pipeline_keeps_weights_and_gradients_whole_whatever_the_stage():
+    for zero in (1, 3):
+        for rank in of(Layout(pp=2, dp_shard=4), zero=zero):
+            assert rank.weights_bytes == 2 * rank.parameters
+            assert rank.gradients_bytes == 4 * rank.parameters + 4 * -(-rank.parameters // 4)
+
+
+def test_float32_weights_take_twice_the_gathered_bytes():
+    (half,), (full,) = of(Layout(dp_shard=2), zero=1), of(Layout(dp_shard=2), zero=1, param_bytes=4)
+    assert full.weights_bytes == 2 * half.weights_bytes
+
+
+@given(pp=st.sampled_from([1, 2, 4]), tp=st.sampled_from([1, 2, 4]), dp_shard=st.sampled_from([1, 2, 3, 8]))
+def test_state_of_all_ranks_is_twelve_bytes_a_parameter_and_the_copies_of_norms(pp, tp, dp_shard):
+    ranks = of(Layout(pp=pp, tp=tp, dp_shard=dp_shard))
+    copied = (tp - 1) * count_parameters(MODEL).norms
+    state = sum(rank.state_bytes for rank in ranks) * tp * dp_shard
+    exact = 12 * (PARAMETERS + copied)
+    assert exact <= state <= exact + 12 * pp * tp * dp_shard
+
+
+@given(
+    tp=st.sampled_from([1, 2, 4]),
+    cp=st.sampled_from([1, 2]),
+    local=st.integers(1, 4),
+    recompute=st.booleans(),
+    schedule=st.sampled_from(["gpipe", "1f1b", "interleaved_1f1b", "zbv"]),
+)
+def test_more_splitting_never_costs_activation_memory(tp, cp, local, recompute, schedule):
+    per_rank = 2 if schedule in ("interleaved_1f1b", "zbv") else 1
+    changes = {"local_batch_size": local, "schedule": schedule, "stages_per_rank": per_rank, "recompute": recompute}
+    for less, more in (
+        (Layout(pp=2, tp=1, cp=cp), Layout(pp=2, tp=tp, cp=cp)),
+        (Layout(pp=2, tp=tp), Layout(pp=2, tp=tp, cp=2)),
+    ):
+        for a, b in zip(of(less, **changes), of(more, **changes), strict=True):
+            assert b.activations_bytes <= a.activations_bytes
+
+
+def test_recompute_keeps_a_layers_input_and_one_layers_inside():
+    layout = Layout()
+    plain, recomputed = (of(layout, recompute=recompute, document_mask=False)[0] for recompute in (False, True))
+    inside = 128 * layer_bytes_per_token(MODEL, layout, 2)
+    assert plain.activations_bytes - recomputed.activations_bytes == 8 * inside - inside - 8 * 128 * 2 * 64
+
+
+def test_layer_activations_are_those_counted_by_hand():
+    # Norms 2 x (4 + 2) x 64, their outputs 2 x 2 x 64, attention 5 x 2 x 64 and 4 x 8, SwiGLU 4 x 2 x 192.
+    assert layer_bytes_per_token(MODEL, Layout(), 2) == 768 + 256 + 640 + 32 + 1536
+    assert layer_bytes_per_token(MODEL, Layout(tp=2), 2) == 256 + (768 + 640 + 32 + 1536) / 2
+
+
+@pytest.mark.parametrize(
+    "schedule, stages, expected",
+    [
+        ("gpipe", 1, [8, 8, 8, 8]),
+        ("1f1b", 1, [4, 3, 2, 1]),
+        ("interleaved_1f1b", 2, [11, 9, 7, 5]),
+        ("zbv", 2, [8, 8, 8, 8]),
+        ("dualpipev", 2, [10, 10, 10, 10]),
+    ],
+)
+def test_passes_in_flight_follow_the_schedule(schedule, stages, expected):
+    layout, run = Layout(pp=4), RunShape(128, 8, schedule=schedule, stages_per_rank=stages)
+    assert [stage_passes_in_flight(layout, run, rank) for rank in range(4)] == expected
+
+
+@pytest.mark.parametrize(
+    "layout, run, expected",
+    [
+        (Layout(dp_shard=4), RunShape(128, 16), 4),
+        (Layout(dp_shard=3), RunShape(128, 16), 6),
+        (Layout(dp_replicate=2, dp_shard=2), RunShape(128, 16, local_batch_size=2), 2),
+        (Layout(pp=4, dp_shard=3), RunShape(128, 16), 8),
+        (Layout(pp=4), RunShape(128, 9, schedule="dualpipev", stages_per_rank=2), 16),
+        (Layout(pp=4), RunShape(128, 9, schedule="gpipe"), 9),
+    ],
+)
+def test_micro_batches_are_rounded_up_to_what_the_schedule_admits(layout, run, expected):
+    assert num_micro_batches(layout, run) == expected
+
+
+@pytest.mark.parametrize(
+    "schedule, stages", [("gpipe", 1), ("1f1b", 1), ("interleaved_1f1b", 2), ("zbv", 2), ("dualpipev", 2)]
+)
+@pytest.mark.parametrize("pp", [1, 2, 4])
+def test_stages_and_micro_batches_are_those_of_the_pipeline_itself(schedule, stages, pp):
+    from phalanx.parallel.schedules import multiple_of, stages_of
+
+    layout, run = Layout(pp=pp), RunShape(128, 9, schedule=schedule, stages_per_rank=stages)
+    multiple = multiple_of(schedule, pp)
+    assert num_micro_batches(layout, run) == -(-9 // multiple) * multiple
+    if pp > 1:
+        for place in positions(MODEL, layout, run):
+            assert place.stages == stages_of(schedule, pp, place.pp_rank, stages)
+
+
+def test_v_schedule_has_both_ends_of_the_model_on_the_first_rank():
+    first, last = positions(MODEL, Layout(pp=2), RunShape(128, 8, schedule="zbv", stages_per_rank=2))
+    assert first.is_first and first.is_last and not last.is_first and not last.is_last
+
+
+def test_unknown_gpu_is_answered_with_the_nearest():
+    assert gpu_memory_bytes("h100-80") == 81_559 * 2**20
+    with pytest.raises(PhalanxError, match="did you mean A100-80"):
+        gpu_memory_bytes("A100-88")

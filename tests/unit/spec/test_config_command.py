@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+
+import pytest
+import typer
+from phalanx.cli import config
+from phalanx.cli.errors import run_reporting_errors
+from phalanx.spec.toml import toml_text
+from spec_samples import SMALL
+
+
+@pytest.fixture
+def run(monkeypatch, capsys, tmp_path):
+    """Runs `phalanx config ...` on the small job; gives (exit code, stdout, stderr)."""
+    path = tmp_path / "job.toml"
+    path.write_text(toml_text(SMALL))
+    app = typer.Typer()
+    config.register(app)
+    app.command("other")(lambda: None)
+
+    def call(command, *arguments):
+        monkeypatch.setattr(sys, "argv", ["phalanx", "config", command, str(path), *arguments])
+        code = run_reporting_errors(app)
+        streams = capsys.readouterr()
+        return code, streams.out, streams.err
+
+    return call
+
+
+def test_config_show_prints_the_file_with_overrides(run):
+    code, out, _ = run("show", "--set", "training.steps=7")
+    assert code == 0 and tomllib.loads(out)["training"] == {"seq_len": 128, "steps": 7, "global_batch_size": 16}
+
+
+def test_config_show_resolved_fills_in_presets_and_defaults(run):
+    code, out, _ = run("show", "--resolved", "--json")
+    shown = json.loads(out)
+    assert code == 0 and shown["model"]["args"]["dim"] == 128 and shown["lr_scheduler"]["total_steps"] == 40
+
+
+def test_config_check_good_job_names_its_layout_and_warns(run):
+    code, out, err = run("check", "--world", "4", "--set", "parallel.tp=2", "--set", "parallel.schedule=gpipe")
+    assert code == 0 and "good for 4 ranks (dp_shard 2 x tp 2)" in out
+    assert "warning: parallel.schedule has no effect" in err
+
+
+def test_config_check_bad_job_exits_2_with_one_line_a_mistake(run):
+    code, out, err = run("check", "--world", "6", "--set", "parallel.tp=4", "--set", "training.stepz=3")
+    assert code == 2 and out == ""
+    assert {line.removeprefix("phalanx: ").split(" is ")[0] for line in err.splitlines()} == {
+        "training.stepz",
+        "parallel",
+        "parallel.tp",
+    }
+
+
+def test_config_check_as_json_gives_the_problems(run):
+    code, out, _ = run("check", "--json", "--set", "training.stepz=3")
+    found = json.loads(out)
+    assert code == 2 and found["ok"] is False
+    assert found["problems"] == [
+        {
+            "where": "training.stepz",
+            "value": 3,
+            "expected": "a key that the job file knows",
+            "remedy": "did you mean training.steps?",
+        }
+    ]
+    code, out, _ = run("check", "--json", "--world", "8")
+    assert code == 0 and json.loads(out)["layout"]["dp_shard"] == 8

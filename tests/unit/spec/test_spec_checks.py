@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from phalanx.core.errors import Problems
+from phalanx.spec import Layout, Parallel, parse_job
+from phalanx.spec.checks import resolve_axes
+from phalanx.spec.effects import without_effect
+from spec_samples import sample, tables
+
+MOE = {"num_experts": 8, "top_k": 2, "expert_ffn_dim": 128}
+EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "moe": MOE}}
+
+
+@pytest.mark.parametrize(
+    "changes, world, key, text",
+    [
+        ({"parallel__tp": 2, "parallel__dp_shard": 2}, 8, "parallel", "multiply to the 8 ranks, not to 4"),
+        ({"parallel__tp": 4, "model__args": {"n_kv_heads": 4}}, 6, "parallel", "divides the 6 ranks"),
+        ({"parallel__tp": -1}, 8, "parallel.tp", "at most one axis with -1"),
+        ({"parallel__cp": 0}, 8, "parallel.cp", "at least 1, or -1"),
+        ({"parallel__tp": 4}, 4, "parallel.tp", "at most n_kv_heads = 2"),
+        (
+            {"parallel__tp": 3, "model__args": {"n_heads": 4, "n_kv_heads": 4}},
+            3,
+            "parallel.tp",
+            "a divisor of model.args.n_heads = 4",
+        ),
+        ({"parallel__tp": 2, "model__args": {"vocab_size": 4097}}, 2, "parallel.tp", "model.args.vocab_size = 4097"),
+        ({"parallel__tp": 2, "model__args": {"ffn_dim": 383}}, 2, "parallel.tp", "model.args.ffn_dim = 383"),
+        (
+            {"training__seq_len": 126, "parallel__tp": 2, "parallel__cp": 2},
+            4,
+            "training.seq_len",
+            "a multiple of tp x cp = 4",
+        ),
+        ({"parallel__pp": 8}, 8, "parallel.pp", "at most 4 stages"),
+        ({"parallel__pp": 4, "parallel__schedule": "interleaved_1f1b"}, 4, "parallel.pp", "pp x stages_per_rank is 8"),
+        ({"parallel__pp": -1, "parallel__dp_shard": 1}, 8, "parallel.pp", "at most 4 stages"),
+        ({"model__args": {"dim": 130}}, None, "model.args.dim", "a multiple of n_heads = 4"),
+        ({"model__args": {"dim": 132}}, None, "model.args.dim", "an even width of each head, not 33"),
+        ({"model__args": {"n_kv_heads": 3}}, None, "model.args.n_kv_heads", "a divisor of n_heads = 4"),
+        ({"model__args": {"ffn_dim": 0}}, None, "model.args.ffn_dim", "a positive width"),
+        ({"model__args": {"moe": MOE}}, None, "model.args.ffn_dim", "none beside [model.args.moe]"),
+        (
+            {"model": EXPERTS, "model__args__moe": {**MOE, "top_k": 9}},
+            None,
+            "model.args.moe.top_k",
+            "at most num_experts = 8",
+        ),
+        ({"model": EXPERTS, "parallel__ep": 3}, 3, "parallel.ep", "a divisor of num_experts = 8"),
+        ({"model": EXPERTS, "parallel__ep": 8}, 4, "parallel.ep", "a divisor of dp_shard x cp = 4"),
+        ({"parallel__ep": 2}, 4, "parallel.ep", "1 for a model without experts"),
+        ({"parallel__pp": 2, "parallel__zero": 2}, 2, "parallel.zero", "1 or 3 with pp > 1"),
+        ({"parallel__pp": 2, "parallel__schedule": "zbv"}, 2, "parallel.zero", "silently computes wrong gradients"),
+        (
+            {"parallel__pp": 2, "parallel__schedule": "dualpipev"},
+            2,
+            "parallel.zero",
+            "silently computes wrong gradients",
+        ),
+        ({"parallel__pp": 2, "parallel__schedule": "interleaved_zero_bubble"}, 2, "parallel.zero", "torch 2.13"),
+        ({"parallel__pp": -1, "parallel__dp_shard": 1, "parallel__schedule": "zbv"}, 2, "parallel.zero", "torch 2.13"),
+        (
+            {"parallel__pp": 2, "parallel__stages_per_rank": 2},
+            2,
+            "parallel.stages_per_rank",
+            "1 with the schedule 1f1b",
+        ),
+        (
+            {"parallel__pp": 2, "parallel__schedule": "interleaved_1f1b", "parallel__stages_per_rank": 1},
+            2,
+            "parallel.stages_per_rank",
+            "at least 2",
+        ),
+        (
+            {"parallel__pp": 2, "parallel__zero": 1, "parallel__schedule": "zbv", "parallel__stages_per_rank": 1},
+            2,
+            "parallel.stages_per_rank",
+            "exactly 2",
+        ),
+        ({"parallel__pp": 2, "model__args": {"tie_embeddings": True}}, 2, "parallel.pp", "1 with tied embeddings"),
+        ({"data__held_out": "s3://corpus/train/"}, None, "data.held_out", "another split than data.train"),
+        ({"data__held_out": None, "validation__freq": 5}, None, "validation.freq", "0 without a held-out split"),
+        (
+            {"lr_scheduler__warmup_steps": 41},
+            None,
+            "lr_scheduler.warmup_steps",
+            "at most lr_scheduler.total_steps = 40",
+        ),
+        (
+            {"lr_scheduler__total_steps": 20, "lr_scheduler__min_lr_factor": 0},
+            None,
+            "lr_scheduler.total_steps",
+            "at least training.steps = 40",
+        ),
+    ],
+)
+def test_rule_broken_is_told_with_its_remedy(changes, world, key, text):
+    with pytest.raises(Problems) as caught:
+        parse_job(tables(**changes), world)
+    (problem,) = (each for each in caught.value.problems if text in each.expected)
+    assert problem.where == key and problem.remedy
+
+
+def test_layout_of_another_world_is_refused_by_layout_itself():
+    job = sample(parallel__tp=2, parallel__pp=2)
+    assert job.layout(8) == Layout(pp=2, dp_shard=2, tp=2)
+    with pytest.raises(Problems, match="divides the 6 ranks"):
+        job.layout(6)
+
+
+@pytest.mark.parametrize(
+    "schedule", ["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"]
+)
+def test_schedule_with_whole_weights_is_accepted_and_without_pipeline_ignored(schedule):
+    assert sample(parallel__pp=2, parallel__zero=1, parallel__schedule=schedule).layout(4).pp == 2
+    job = sample(parallel__schedule=schedule, parallel__zero=3)
+    assert job.layout(4) == Layout(dp_shard=4)
+    assert without_effect(job, job.layout(4)) == ("parallel.schedule has no effect, because parallel.pp is 1",)
+
+
+def test_context_and_expert_parallel_are_accepted():
+    job = parse_job(tables(model=EXPERTS, parallel={"cp": 2, "ep": 8, "dp_shard": 4}), 8)
+    assert job.layout(8) == Layout(dp_shard=4, cp=2, ep=8)
+
+
+def test_demo_job_relaid_by_overrides_keeps_its_schedule_key():
+    pipeline = {"pp": 2, "dp_shard": 2, "tp": 2, "schedule": "interleaved_1f1b"}
+    assert sample(parallel=pipeline).layout(8).dp == 2
+    assert sample(parallel={**pipeline, "pp": 1, "dp_shard": 4, "tp": 1}).layout(4) == Layout(dp_shard=4)
+
+
+@given(st.integers(1, 4096), st.sampled_from(["pp", "dp_replicate", "dp_shard", "cp", "tp"]), st.data())
+def test_resolved_axes_always_multiply_to_the_world(world, open_axis, data):
+    sizes = {axis: data.draw(st.integers(1, 4)) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp")}
+    sizes[open_axis] = 1
+    layout = resolve_axes(Parallel(**{**sizes, open_axis: -1}), world)
+    if world % math.prod(sizes.values()):
+        assert layout is None
+    else:
+        assert layout is not None and layout.world_size == world
+        assert all(getattr(layout, axis) == size for axis, size in sizes.items() if axis != open_axis)
