@@ -1,0 +1,188 @@
+"""`phalanx data prepare | ls | show | verify | trace`: text to shards, and looks at what came out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from phalanx.cli.config import AsJson, JobFile, Overrides
+from phalanx.cli.output import print_json
+from phalanx.core.errors import PhalanxError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from phalanx.data.prepare import PrepareReport
+    from phalanx.data.tracing import Tracer
+
+Url = Annotated[
+    str, typer.Argument(metavar="URL", help="Dataset or split folder: file:// or s3://.", show_default=False)
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the `data` group to the command line."""
+    group = typer.Typer(no_args_is_help=True, help="Prepare text, and look at datasets.")
+    group.command("prepare")(prepare)
+    group.command("ls")(ls)
+    group.command("show")(show)
+    group.command("verify")(verify)
+    group.command("trace")(trace)
+    app.add_typer(group, name="data")
+
+
+def prepare(
+    source: Annotated[
+        Path, typer.Argument(metavar="INPUT", help="Folder or file of text (.txt, .md, .jsonl, source files).")
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="URL", help="Where the dataset goes: file:// or s3://.")],
+    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Size of the tokenizer to train.")] = 32768,
+    tokenizer: Annotated[
+        Path | None, typer.Option("--tokenizer", help="A tokenizer.json to use instead of training one.")
+    ] = None,
+    eos_token: Annotated[str, typer.Option("--eos-token", help="Token that ends every document.")] = "<|endoftext|>",
+    held_out_fraction: Annotated[
+        float, typer.Option("--held-out-fraction", help="Share of documents set apart for evaluation.")
+    ] = 0.01,
+    max_bytes: Annotated[
+        int | None, typer.Option("--max-bytes", help="Stop reading before the document that would pass it.")
+    ] = None,
+    shard_tokens: Annotated[int, typer.Option("--shard-tokens", help="A shard is closed once it has as many.")] = 1
+    << 24,
+    as_json: AsJson = False,
+) -> None:
+    """Turn text into WebDataset shards with a tokenizer and two splits; started again after a kill, it continues."""
+    from phalanx.cli.data_display import PrepareDisplay, print_report
+    from phalanx.data.prepare import PrepareSettings, source_of
+    from phalanx.data.prepare import prepare as run_preparation
+    from phalanx.objects import open_store
+    from rich.console import Console
+
+    settings = PrepareSettings(vocab_size, tokenizer, eos_token, held_out_fraction, max_bytes, shard_tokens)
+    with PrepareDisplay(Console(stderr=True)) as display:
+        report: PrepareReport = run_preparation(source_of(source), open_store(out), settings, display.observe)
+    if as_json:
+        print_json(asdict(report))
+    else:
+        print_report(Console(), report)
+
+
+def ls(url: Url, as_json: AsJson = False) -> None:
+    """List the splits at or below a URL."""
+    from phalanx.data.catalog import splits_at
+    from phalanx.objects import open_store
+
+    rows = [found.facts() for found in splits_at(open_store(url))]
+    if as_json:
+        print_json({"url": url, "splits": rows})
+    else:
+        _print_table(["path", "name", "is_held_out", "shards", "documents", "tokens", "bytes", "digest"], rows)
+
+
+def show(url: Url, as_json: AsJson = False) -> None:
+    """Show a split, or every split of a dataset, with the recipe it was made by."""
+    from phalanx.data.catalog import splits_at
+    from phalanx.objects import open_store
+
+    splits = [{**found.facts(), "recipe": found.split.recipe} for found in splits_at(open_store(url))]
+    if as_json:
+        print_json({"url": url, "splits": splits})
+        return
+    for split in splits:
+        for key, value in split.items():
+            typer.echo(f"{key:<18} {value}")
+        typer.echo("")
+
+
+def verify(url: Url, as_json: AsJson = False) -> None:
+    """Check every byte of a split or dataset against its digests; exit 1 where something is damaged."""
+    from phalanx.data.catalog import splits_at
+    from phalanx.data.verification import verify_split
+    from phalanx.objects import open_store
+    from rich.console import Console
+    from rich.progress import Progress
+
+    splits, checks, damages = splits_at(open_store(url)), 0, []
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("verify", total=sum(found.split.num_shards for found in splits))
+        for found in splits:
+            for check in verify_split(found.store, found.split):
+                checks += 1
+                damages += [(found.path, damage) for damage in check.damages]
+                progress.advance(task)
+    if as_json:
+        rows = [{"path": path, **asdict(damage)} for path, damage in damages]
+        print_json({"url": url, "shards": checks, "ok": not damages, "damages": rows})
+    else:
+        for path, damage in damages:
+            typer.echo(f"{path}/{damage}".lstrip("/"))
+        typer.echo(f"{checks} shards checked, {len(damages)} damages")
+    if damages:
+        raise typer.Exit(1)
+
+
+def trace(
+    job_file: JobFile,
+    step: Annotated[int | None, typer.Option("--step", help="Show the documents of this step's batch.")] = None,
+    document: Annotated[
+        str | None, typer.Option("--document", metavar="ID", help="Show the steps that see this document.")
+    ] = None,
+    epochs: Annotated[
+        int, typer.Option("--epochs", min=1, help="Passes over the data to follow a document through.")
+    ] = 2,
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say which documents a step trains on, or which steps train on a document; without reading a token."""
+    if (step is None) == (document is None):
+        raise PhalanxError("phalanx data trace", expected="either --step N or --document ID", remedy="give one of them")
+    tracer = _tracer(job_file, overrides or ())
+    if step is not None:
+        rows = [asdict(segment) for segment in tracer.step(step)]
+        subject: dict[str, Any] = {"step": step, "segments": rows}
+    else:
+        rows = [asdict(visit) for visit in tracer.document(str(document), epochs)]
+        subject = {"document": document, "visits": rows}
+    if as_json:
+        print_json(subject)
+    else:
+        _print_table(list(rows[0]), rows)
+
+
+def _tracer(job_file: Path, overrides: Sequence[str]) -> Tracer:
+    """The tracer of a job's training split."""
+    from phalanx.data.tracing import Tracer
+    from phalanx.objects import StorageSettings, open_store
+    from phalanx.spec import load_job
+    from phalanx.stream import Order, ShardIndices, open_split
+
+    job = load_job(job_file, overrides)
+    settings = StorageSettings(**job.storage_settings(job.data.train).model_dump())
+    store = open_store(job.data.train, settings)
+    split = open_split(store, job.data.train_digest)
+    order = Order(
+        split,
+        job.training.seed,
+        job.training.seq_len,
+        job.data.shuffle_block_shards,
+        ShardIndices(store, split),
+    )
+    return Tracer(store, split, order, job.training.global_batch_size)
+
+
+def _print_table(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(*columns, box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(*(_cell(row[column]) for column in columns))
+    Console(soft_wrap=True).print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | tuple):
+        return str(value)
+    return f"{value:,}" if isinstance(value, int) else ", ".join(map(str, value))

@@ -1,0 +1,58 @@
+"""Reads a split through the plain `webdataset` library, by the tar alone: the independent side of the proof that
+nothing was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from phalanx.core.errors import PhalanxError
+from phalanx.objects import StorageSettings, fsspec_options
+from phalanx.stream.manifest import Split, tar_key
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlainMember:
+    """One WebDataset sample: tokens [n] as stored; bounds uint32, the end of each document."""
+
+    shard: str
+    member: int
+    tokens: NDArray[np.unsignedinteger]
+    bounds: NDArray[np.uint32]
+
+
+def read_with_webdataset(
+    split_url: str, split: Split, settings: StorageSettings | None = None
+) -> Iterator[PlainMember]:
+    """Every member of a split, in the manifest's order. split_url: the split folder as `file://...`, a plain path, or
+    `s3://...`.
+
+    Raises PhalanxError where `webdataset` is not installed, and what that library raises for a tar that it cannot read.
+    """
+    try:
+        import webdataset
+    except ImportError as error:
+        raise PhalanxError("webdataset", expected="the package", remedy="pip install 'phalanx[data]'") from error
+    for name in split.columns.names:
+        samples = _samples(webdataset, f"{split_url.rstrip('/')}/{tar_key(name)}", settings)
+        for member, sample in enumerate(samples):
+            yield PlainMember(name, member, sample["tokens.npy"], sample["bounds.npy"])
+
+
+def _samples(webdataset: Any, url: str, settings: StorageSettings | None) -> Iterator[Mapping[str, Any]]:
+    """Decoded samples of one tar: local files by webdataset's own opener, others as a stream that fsspec opens."""
+    if "://" not in url or url.startswith("file://"):
+        path = url.removeprefix("file://")
+        yield from webdataset.WebDataset([path], shardshuffle=False).decode()
+        return
+    import fsspec
+
+    with fsspec.open(url, "rb", **fsspec_options(url, settings)) as stream:
+        files = webdataset.tariterators.tar_file_expander([{"url": url, "stream": stream}])
+        decode = webdataset.autodecode.Decoder([webdataset.autodecode.basichandlers])
+        for sample in webdataset.tariterators.group_by_keys(files):
+            yield decode(sample)
