@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from phalanx.gang.context import RankContext
 from phalanx.gang.rendezvous import init_process_group
 from phalanx.lineage import Lineage
 from phalanx.trainer.preflight import Prepared, from_arguments, job_store
 
+if TYPE_CHECKING:
+    from phalanx.trainer.loop import Ending
+    from phalanx.trainer.session import Session
+
+DEBUG_TIMEOUT_S = 7 * 24 * 3600.0
+
 
 def run_rank(context: RankContext) -> None:
     """Entry of a rank: `context.arguments` as `to_arguments` makes them. Raises what ends the attempt."""
-    run_prepared(context, from_arguments(context.arguments))
+    run_prepared(context, from_arguments(context.arguments), context.arguments.get("debug_rank"))
 
 
-def run_prepared(context: RankContext, prepared: Prepared) -> None:
-    """Meets the other ranks, trains, and reports `finished` or `stopped`."""
+def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | None = None) -> None:
+    """Meets the other ranks, trains, and reports `finished` or `stopped`. debug_rank: trains under pdb; then no collective times out."""
     import torch
     import torch.distributed as dist
 
@@ -30,7 +38,8 @@ def run_prepared(context: RankContext, prepared: Prepared) -> None:
     phases.enter("init", 0)
     longest_s = max(deadlines.init_s, deadlines.restore_s, deadlines.first_step_s, deadlines.step_s, deadlines.save_s, deadlines.evaluation_s)
     backend = "nccl" if job.cluster.device == "cuda" else "gloo"
-    rendezvous_store = init_process_group(context, 2 * longest_s, backend)
+    timeout_s = 2 * longest_s if debug_rank is None else DEBUG_TIMEOUT_S
+    rendezvous_store = init_process_group(context, timeout_s, backend)
     store = job_store(job)
     lineage = Lineage(store)
     control = StorageControl(
@@ -45,7 +54,24 @@ def run_prepared(context: RankContext, prepared: Prepared) -> None:
     )
     control.listen()
     session = build_session(prepared, context.rank, control, lineage, store, phases, context.report)
-    ending = train(session)
+    ending = train(session) if debug_rank != context.rank else _train_in_debugger(session)
     session.close()
     dist.destroy_process_group()
     context.report("stopped" if ending is Ending.STOPPED else "finished", step=session.step)
+
+
+def _train_in_debugger(session: Session) -> Ending:
+    """Stops at the first line of the loop, and again where it raises."""
+    import pdb
+
+    from phalanx.trainer.loop import train
+
+    debugger = pdb.Pdb()
+    try:
+        ending: Ending = debugger.runcall(train, session)
+    except Exception as error:
+        debugger.message(f"{type(error).__name__}: {error}")
+        debugger.reset()
+        debugger.interaction(None, error.__traceback__)
+        raise
+    return ending

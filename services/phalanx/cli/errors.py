@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 
-import click
 import typer
 
 from phalanx.core.errors import OutsideError, PhalanxError
+
+# The base of typer's usage errors, wherever this version of typer keeps it.
+UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def run_reporting_errors(app: typer.Typer) -> int:
@@ -18,12 +20,12 @@ def run_reporting_errors(app: typer.Typer) -> int:
     except PhalanxError as error:
         sys.stderr.write(f"phalanx: {error}\n")
         return 2
-    except click.exceptions.Exit as exit_:
+    except typer.Exit as exit_:
         return int(exit_.exit_code)
-    except click.ClickException as error:
-        error.show()
+    except UsageError as error:
+        sys.stderr.write(f"phalanx: {error.format_message()}\n")  # type: ignore[attr-defined]
         return 2
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         sys.stderr.write("phalanx: interrupted\n")
         return 130
     except OutsideError as error:

@@ -6,9 +6,22 @@ import sys
 
 import typer
 
+from phalanx.cli import checkpoint, config, data, demo, plan, run
 from phalanx.cli.errors import run_reporting_errors
 
-app = typer.Typer(name="phalanx", no_args_is_help=True, pretty_exceptions_enable=False, help="Pre-train large language models on many GPUs and keep the run alive.")
+app = typer.Typer(
+    name="phalanx",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Pre-train large language models on many GPUs and keep the run alive.",
+)
+for group in (run, demo, config, data, checkpoint, plan):
+    group.register(app)
+
+
+@app.callback()
+def _group() -> None:
+    """Commands; `phalanx COMMAND --help` explains one."""
 
 
 def main() -> None:
