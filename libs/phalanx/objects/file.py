@@ -44,7 +44,7 @@ def translated(path: Path) -> Iterator[None]:
             expected="a path this user may use",
             remedy="change its permissions or choose another storage URL",
         ) from error
-    except NotADirectoryError as error:
+    except (NotADirectoryError, FileExistsError) as error:
         raise StoreDenied(
             str(error.filename or path),
             expected="a folder, found a file",

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from obstore.store import S3Store as Engine
 
 PARTS_ABOVE_BYTES, MAX_PUT_BYTES = 64 * 2**20, 5 * 2**30
-_CHUNK_BYTES, _COMPARE_BYTES, _LIST_PAGE = 8 * 2**20, 32 * 2**20, 1000
+_CHUNK_BYTES, _COMPARE_BYTES, _LIST_PAGE = 2**18, 32 * 2**20, 1000
 _STATUS = re.compile(r"status code: (\d{3})")
 _RETRIED_STATUS = (408, 409, 425, 429)
 
@@ -59,10 +59,7 @@ def translated(where: str, key: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        if "NoSuchBucket" in str(error):
-            raise StoreDenied(
-                where, expected="a bucket that exists", remedy="create the bucket or correct the URL"
-            ) from error
+        _refuse_missing_bucket(where, error)
         raise ObjectMissing(key) from error
     except (AlreadyExistsError, PreconditionError) as error:
         raise TakenError(str(error)) from error
@@ -75,10 +72,20 @@ def translated(where: str, key: str) -> Iterator[None]:
     except NotSupportedError as error:
         raise StoreError(f"{where}/{key}: the server does not support this: {_shown(error)}") from error
     except (BaseError, OSError) as error:
+        _refuse_missing_bucket(where, error)
+        if "redirect without LOCATION" in str(error):
+            raise StoreDenied(where, expected="the bucket's own region", remedy="set region in [storage]") from error
         status = _STATUS.search(str(error))
         if status and status[1].startswith("4") and int(status[1]) not in _RETRIED_STATUS:
             raise StoreError(f"{where}/{key}: {_shown(error)}") from error
         raise TransientError(_shown(error)) from error
+
+
+def _refuse_missing_bucket(where: str, error: Exception) -> None:
+    if "NoSuchBucket" in str(error):
+        raise StoreDenied(
+            where, expected="a bucket that exists", remedy="create the bucket or correct the URL"
+        ) from error
 
 
 def _shown(error: Exception) -> str:

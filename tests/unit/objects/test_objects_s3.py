@@ -46,17 +46,21 @@ def ranges_asked(proxy: Proxy) -> list[tuple[int, int]]:
     return [(int(match[1]), int(match[2] or -1)) for match in found if match]
 
 
-@pytest.mark.parametrize("spoiler", [Spoiler(shorten=1_000_000), Spoiler(cut_body=1_000_000)], ids=["short", "cut"])
-def test_read_short_reply_is_continued_where_it_stopped(open_bucket: Open, proxy: Proxy, spoiler: Spoiler) -> None:
+def test_read_cut_reply_is_continued_where_it_stopped(open_bucket: Open, proxy: Proxy) -> None:
     store = open_bucket(proxy.endpoint)
     store.create("k", DATA)
-    proxy.choose = first("GET", spoiler, count=2)
+    proxy.choose = first("GET", Spoiler(cut_body=1_000_000), count=2)
     assert store.read("k", 500_000, 2_400_000) == DATA[500_000:2_900_000]
     starts = [start for start, _ in ranges_asked(proxy)]
-    assert starts[0] == 500_000
     assert len(starts) == 3
-    if spoiler.shorten >= 0:
-        assert starts == [500_000, 1_500_000, 2_500_000]
+    assert starts[0] == 500_000 < starts[1] <= 1_500_000 < starts[2] <= 2_500_000
+
+
+def test_read_shorter_range_than_asked_is_never_passed_on(open_bucket: Open, proxy: Proxy) -> None:
+    store = open_bucket(proxy.endpoint)
+    store.create("k", DATA)
+    proxy.choose = first("GET", Spoiler(shorten=1_000_000), count=2)
+    assert store.read("k", 500_000, 2_400_000) == DATA[500_000:2_900_000]
 
 
 def test_read_whole_object_cut_is_continued(open_bucket: Open, proxy: Proxy) -> None:
@@ -67,7 +71,7 @@ def test_read_whole_object_cut_is_continued(open_bucket: Open, proxy: Proxy) -> 
 
 
 def test_read_server_that_answers_other_bytes_is_an_error(open_bucket: Open, proxy: Proxy) -> None:
-    store = open_bucket(proxy.endpoint)
+    store = open_bucket(proxy.endpoint, deadline_s=2)
     store.create("k", DATA)
     proxy.choose = first("GET", Spoiler(other_start=7), count=99)
     with pytest.raises(StoreError):
@@ -271,7 +275,7 @@ def test_profile_gives_credentials_endpoint_and_region_to_both_clients(
     config = tmp_path / "config"
     config.write_text(
         "[profile lab]\naws_access_key_id = a\naws_secret_access_key = b\n"
-        f"region = eu-west-1\nendpoint_url = {ministack}\n"
+        f"region = us-east-1\nendpoint_url = {ministack}\n"
     )
     monkeypatch.setenv("AWS_CONFIG_FILE", str(config))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
@@ -279,7 +283,7 @@ def test_profile_gives_credentials_endpoint_and_region_to_both_clients(
     settings = StorageSettings(profile="lab")
     open_store(bucket, settings).create("k", b"data")
     options = fsspec_options(bucket, settings)
-    assert (options["endpoint_url"], options["client_kwargs"]["region_name"]) == (ministack, "eu-west-1")
+    assert (options["endpoint_url"], options["client_kwargs"]["region_name"]) == (ministack, "us-east-1")
     with fsspec.open(f"{bucket}/k", "rb", **options) as file:
         assert file.read() == b"data"
 
@@ -301,6 +305,12 @@ def test_no_credentials_is_refused_at_opening(ministack: str, monkeypatch: pytes
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     with pytest.raises(StoreDenied, match="AWS_ACCESS_KEY_ID"):
         open_store("s3://bucket", StorageSettings(endpoint=ministack))
+
+
+def test_wrong_region_names_the_remedy(bucket: str, ministack: str) -> None:
+    store = open_store(bucket, StorageSettings(endpoint=ministack, region="eu-west-1"), deadline_s=5)
+    with pytest.raises(StoreDenied, match="set region"):
+        store.create("k", b"")
 
 
 @pytest.mark.parametrize("settings", [StorageSettings(profile="none"), StorageSettings(endpoint="nonsense")])

@@ -1,0 +1,135 @@
+"""`phalanx doctor`: what this machine has, and what a store can do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from phalanx.objects.probe import ProbeReport
+    from rich.table import Table
+
+VERDICTS = {
+    "full": "full: commits are safe even when several programs write here at once",
+    "single-writer": "single-writer: without a working create-only put only one run of a job at a time is safe here",
+    "unusable": "unusable: bytes written here are not safe",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFacts:
+    """What training here has to work with. torch: version installed, None if none. cores: those this process may use."""
+
+    phalanx: str | None
+    python: str
+    platform: str
+    torch: str | None
+    cores: int
+    memory_bytes: int
+    memory_available_bytes: int
+
+
+def machine_facts() -> MachineFacts:
+    """Reads the facts without importing torch."""
+    page_bytes = os.sysconf("SC_PAGE_SIZE")
+    return MachineFacts(
+        phalanx=_version("phalanx"),
+        python=platform.python_version(),
+        platform=platform.platform(),
+        torch=_version("torch"),
+        cores=len(os.sched_getaffinity(0)),
+        memory_bytes=page_bytes * os.sysconf("SC_PHYS_PAGES"),
+        memory_available_bytes=page_bytes * os.sysconf("SC_AVPHYS_PAGES"),
+    )
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def doctor(
+    storage: Annotated[
+        str | None, typer.Option(help="URL of a store to try, with real objects that are removed again.")
+    ] = None,
+    endpoint: Annotated[str | None, typer.Option(help="S3 endpoint, as in [storage.NAME].")] = None,
+    region: Annotated[str | None, typer.Option(help="S3 region, as in [storage.NAME].")] = None,
+    profile: Annotated[str | None, typer.Option(help="AWS profile, as in [storage.NAME].")] = None,
+    deadline_s: Annotated[
+        float, typer.Option("--deadline", help="Seconds that one call to the store may take.")
+    ] = 30.0,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
+) -> None:
+    """Show what this machine has and, with --storage, try what a store can do.
+
+    Exit code 1 where the store can not promise what Phalanx needs, 2 where it refuses us.
+    """
+    facts = machine_facts()
+    report = None
+    if storage is not None:
+        from phalanx.objects import StorageSettings, open_store
+        from phalanx.objects.probe import probe
+
+        report = probe(open_store(storage, StorageSettings(endpoint, region, profile=profile), deadline_s))
+    if as_json:
+        sys.stdout.write(json.dumps(_as_json(facts, report)) + "\n")
+    else:
+        _show(facts, report)
+    if report is not None and report.promise != "full":
+        raise typer.Exit(1)
+
+
+def _as_json(facts: MachineFacts, report: ProbeReport | None) -> dict[str, object]:
+    storage = None if report is None else asdict(report) | {"promise": report.promise}
+    return {"machine": asdict(facts), "storage": storage}
+
+
+def _show(facts: MachineFacts, report: ProbeReport | None) -> None:
+    from rich.console import Console
+
+    console = Console()
+    console.print(_machine_table(facts))
+    if report is not None:
+        console.print(_probe_table(report))
+        console.print(VERDICTS[report.promise], style="green" if report.promise == "full" else "red", markup=False)
+
+
+def _machine_table(facts: MachineFacts) -> Table:
+    from rich.table import Table
+
+    table = Table("this machine", "", title=None)
+    table.add_row("phalanx", facts.phalanx or "not installed as a package")
+    table.add_row("python", facts.python)
+    table.add_row("platform", facts.platform)
+    table.add_row("torch", facts.torch or "not installed: pip install 'phalanx[train]'")
+    table.add_row("cores", str(facts.cores))
+    table.add_row(
+        "memory", f"{facts.memory_bytes / 2**30:.1f} GiB, {facts.memory_available_bytes / 2**30:.1f} GiB free"
+    )
+    return table
+
+
+def _probe_table(report: ProbeReport) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
+    marks = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
+    table = Table(escape(report.url), "works", "seen")
+    for check in report.checks:
+        table.add_row(check.name, marks[check.ok], escape(check.detail))
+    table.add_row("latency", "-", f"create {report.create_s * 1e3:.1f} ms, read {report.read_s * 1e3:.1f} ms (median)")
+    return table
+
+
+def register(app: typer.Typer) -> None:
+    """Adds `doctor` to the command line."""
+    app.command("doctor")(doctor)
