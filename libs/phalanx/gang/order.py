@@ -14,7 +14,8 @@ class GangOrder:
 
     entry: "package.module:function", called in each rank with its RankContext. arguments: plain JSON values.
     environ: laid over the fork server's own. log_dir: gets `rank<r>.log` (stdout, stderr) and `rank<r>.stack`.
-    attempt: goes into the rendezvous keys. debug_rank: gets the terminal that `ForkServer.start` is given.
+    attempt: goes into the rendezvous keys. import_deadline_s: for a rank to import its entry. debug_rank: gets the
+    terminal that `ForkServer.start` is given.
     """
 
     world_size: int
@@ -23,6 +24,7 @@ class GangOrder:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     environ: Mapping[str, str] = field(default_factory=dict)
     attempt: int = 0
+    import_deadline_s: float = 120.0
     debug_rank: int | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -44,8 +46,8 @@ class Event:
     """Something that a rank said, or that happened to it.
 
     rank: None for what concerns the gang. time_monotonic_s: the host's monotonic clock where it happened.
-    Kinds that the gang itself gives meaning: `phase` (name, step, deadline_s), `error`, `exit`, `stopped`, `committed`,
-    `server_lost`.
+    Kinds that the gang itself gives meaning: `entry` (deadline_s: of its import), `phase` (name, step, deadline_s),
+    `error`, `exit`, `stopped`, `committed`, `server_lost`.
     """
 
     rank: int | None

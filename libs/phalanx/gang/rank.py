@@ -93,6 +93,7 @@ def _settle_and_call(seat: Seat, report: PipeReport) -> None:
     _open_streams(seat)
     os.environ.update(order.environ)
     os.environ.update(_launch_variables(seat))
+    report("entry", deadline_s=order.import_deadline_s)
     entry = resolve(order.entry)
     entry(
         RankContext(

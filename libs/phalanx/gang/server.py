@@ -74,6 +74,7 @@ class Server:
         if self._wake_read in readable:
             with suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)
+        self._reap()  # before any order: what died by itself must not count as killed by us
         if self._channel in readable:
             data, fds = receive(self._channel)
             if not data:

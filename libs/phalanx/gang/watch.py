@@ -1,8 +1,9 @@
 """Which rank hangs: a pure reading of the phases that ranks reported, on the host's monotonic clock.
 
-A rank enters a phase by `report("phase", name=..., step=..., deadline_s=...)` and is late when it has stayed in it
-longer than its own deadline. When one rank stops, all its peers are soon late too: the culprit is the one least far in
-progress and, among those equally far, the one that does not wait inside a collective.
+A rank enters its import with the `entry` event, later phases by `report("phase", name=..., step=..., deadline_s=...)`
+and is late when it has stayed in it longer than its own deadline. When one rank stops, all its peers are soon late too:
+the culprit is the one least far in progress and, among those equally far, the one that does not wait inside a
+collective.
 """
 
 from __future__ import annotations
@@ -55,14 +56,14 @@ def advance(progress: Progress, event: Event) -> Progress:
     """The progress of a rank after one of its events. A phase without a step keeps the step before it."""
     if event.kind in ("exit", "error"):
         return replace(progress, ended=True)
-    if event.kind != "phase":
+    if event.kind not in ("entry", "phase"):
         return progress
     step, deadline_s = event.fields.get("step"), event.fields.get("deadline_s")
     return replace(
         progress,
         step=progress.step if step is None else int(step),
         num_phases=progress.num_phases + 1,
-        name=str(event.fields["name"]),
+        name=str(event.fields.get("name", "import")),
         since_s=event.time_monotonic_s,
         deadline_s=None if deadline_s is None else float(deadline_s),
     )

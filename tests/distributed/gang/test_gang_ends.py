@@ -193,6 +193,16 @@ def test_server_death_ends_the_ranks_and_is_reported(tmp_path):
         assert second.outcome().ok and server.pid != first_pid
 
 
+def test_server_closed_while_a_gang_lives_ends_it(tmp_path):
+    with ForkServer((), {"PYTHONPATH": str(Path(__file__).parent)}) as server:
+        gang = start(server, tmp_path, "wait_deaf", 4)
+        wait_for_phases(gang)
+        pid = server.pid
+    assert not any(map(is_alive, [pid, *gang.pids.values()]))
+    outcome = gang.end(0.0)
+    assert (outcome.state, outcome.first_cause.kind) == ("failed", "process_death")
+
+
 def test_server_ignores_the_signals_of_a_service_manager(tmp_path):
     with ForkServer((), {"PYTHONPATH": str(Path(__file__).parent)}) as server:
         gang = start(server, tmp_path, "commit_on_sigterm", 4)

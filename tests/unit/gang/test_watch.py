@@ -41,6 +41,12 @@ def test_late_rank_past_its_own_deadline_only():
     assert watch.late(131.0) == (0, 1)
 
 
+def test_late_rank_that_never_comes_out_of_its_import_is_late():
+    watch = watch_of(Event(1, "entry", {"deadline_s": 5.0}, 100.0))
+    assert watch.late(106.0) == (1,)
+    assert "import" in watch_of(Event(0, "entry", {"deadline_s": 5.0}, 1.0), world_size=1).cause(9.0, {}).message
+
+
 def test_late_rank_that_entered_the_next_phase_is_not_late():
     watch = watch_of(phase(0, 1, 100.0), phase(0, 2, 109.0))
     assert watch.late(115.0) == ()
