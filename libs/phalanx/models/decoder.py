@@ -14,9 +14,10 @@ from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from phalanx.core.errors import PhalanxError
 from phalanx.models.protocol import Initial, Style, split_evenly
-from torch import Tensor, nn
 
 INITIAL_STD = 0.02
 

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+
 from phalanx.core.errors import PhalanxError
 from phalanx.models.decoder import Decoder, DecoderArgs
 from phalanx.models.protocol import HasParallelPlan, HasStages
-from torch import Tensor, nn
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
+
 from phalanx.core.box import Box
 from phalanx.core.philox import key_of, philox4x32
 from phalanx.models.protocol import Initial
-from torch import Tensor
 
-CHUNK_ELEMENTS = 1 << 20
+CHUNK_ELEMENTS = 1 << 16  # the intermediate int64 arrays stay in a core's cache
 _NUM_UNIFORMS = 8
 _MEAN_OF_SUM = _NUM_UNIFORMS * 65535 / 2
 _STD_OF_SUM = math.sqrt(_NUM_UNIFORMS * (65536**2 - 1) / 12)

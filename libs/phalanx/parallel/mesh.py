@@ -15,9 +15,10 @@ from typing import Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
 from phalanx.core.errors import PhalanxError
 from phalanx.parallel.schedules import is_v_shaped
-from torch.distributed.device_mesh import DeviceMesh
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 

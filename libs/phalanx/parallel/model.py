@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor, nn
+
 from phalanx.core.box import HeldTensor, whole
 from phalanx.models.protocol import HasInitialWeights, HasParallelPlan, HasStages, Initial
 from phalanx.parallel.build import build_on_meta, check_layout, whole_weights
@@ -30,7 +32,6 @@ from phalanx.parallel.sharding import (
     shard,
 )
 from phalanx.parallel.tensor import TensorSlices, apply_plan
-from torch import Tensor, nn
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 
@@ -52,10 +53,13 @@ class SlotBatch:
 class ParallelModel:
     """One rank's share of the job's model."""
 
-    def __init__(self, job: Any, layout: AxisSizes, mesh: Mesh, device: torch.device | str) -> None:
+    def __init__(
+        self, job: Any, layout: AxisSizes, mesh: Mesh, device: torch.device | str, *, initialise: bool = True
+    ) -> None:
         """Build, cut and initialise; all ranks of the mesh together.
 
-        layout: the one that `mesh` was built from. Raises PhalanxError where job and layout don't go together.
+        layout: the one that `mesh` was built from. initialise: false leaves the weights as memory was, for a caller that
+        restores every one of them. Raises PhalanxError where job and layout don't go together.
         """
         assert all(getattr(layout, axis) == size for axis, size in mesh.sizes.items()), "the mesh of another layout"
         self.mesh, self.device = mesh, torch.device(device)
@@ -85,7 +89,8 @@ class ParallelModel:
         self._held = [t for stage, own in zip(self.stages, slices, strict=True) for t in held_tensors(stage, own, mesh)]
         partial = frozenset[str]().union(*(own.partial for own in slices))
         self._is_partial = [tensor.name in partial for tensor in self._held]
-        self._initialise(job, initial)
+        if initialise or initial is None:  # without initial weights of its own, a model's buffers come this way too
+            self._initialise(job, initial)
 
     def _build_pipeline(self, job: Any, model: nn.Module, dtype: torch.dtype) -> Pipeline:
         parallel, sizes = job.parallel, self.mesh.sizes

@@ -15,12 +15,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from phalanx.core.errors import PhalanxError
-from phalanx.parallel.mesh import Mesh
-from phalanx.parallel.schedules import multiple_of, schedule_named
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
+
+from phalanx.core.errors import PhalanxError
+from phalanx.parallel.mesh import Mesh
+from phalanx.parallel.schedules import multiple_of, schedule_named
 
 LossFunction = Callable[..., Tensor]
 

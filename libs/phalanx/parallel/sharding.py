@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from phalanx.core.box import Box, HeldTensor
-from phalanx.parallel.mesh import Mesh
-from phalanx.parallel.tensor import TensorSlices
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
+
+from phalanx.core.box import Box, HeldTensor
+from phalanx.parallel.mesh import Mesh
+from phalanx.parallel.tensor import TensorSlices
 
 
 def shard(module: nn.Module, mesh: Mesh, zero: int, param_dtype: torch.dtype, reduce_dtype: torch.dtype) -> None:

@@ -15,12 +15,13 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from torch import Tensor, nn
+
 from phalanx.core.box import Box, whole
 from phalanx.core.errors import PhalanxError
 from phalanx.models.protocol import Style
 from phalanx.parallel.collectives import gather_sequence, scatter_sequence_sum
 from phalanx.parallel.precision import linear
-from torch import Tensor, nn
 
 
 class RowwiseLinear(nn.Linear):
