@@ -19,6 +19,9 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+# The forms that phalanx.objects opens; whether the place exists is not looked at here.
+URL_PATTERN = r"^(file://(/|\./|~/)|s3://[^/]+|memory://)"
+
 
 class Mark(StrEnum):
     """What a change of a key means for a run that exists."""

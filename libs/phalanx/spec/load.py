@@ -157,7 +157,7 @@ _PATTERNS = {
     "data.train_digest": "sha256: and 64 hexadecimal digits",
     "data.held_out_digest": "sha256: and 64 hexadecimal digits",
 }
-_URL_FORM = "a URL: file:///absolute/folder, s3://bucket/folder or memory://name"
+_URL_FORM = "a URL: file:///absolute/folder, file://./relative/folder, s3://bucket/folder or memory://name"
 
 
 def _problem(error: ErrorDetails, name: str) -> PhalanxError:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from phalanx.spec.keys import Mark, Section, key
+from phalanx.spec.keys import URL_PATTERN, Mark, Section, key
 
 _NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
-_URL = r"^(file:///|s3://[^/]+|memory://)"
 
 
 class JobSection(Section):
@@ -15,7 +14,7 @@ class JobSection(Section):
 
     name: str = key(Mark.FREE, "Name of the job; running it again continues it.", pattern=_NAME)
     project: str = key(Mark.FREE, "Project that the job belongs to.", "default", pattern=_NAME)
-    storage: str = key(Mark.FREE, "URL of the store for attempts, records and checkpoints.", pattern=_URL)
+    storage: str = key(Mark.FREE, "URL of the store for attempts, records and checkpoints.", pattern=URL_PATTERN)
 
 
 class Checkpoint(Section):

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from typing import Literal
 
-from phalanx.spec.keys import Mark, Section, key
+from phalanx.spec.keys import URL_PATTERN, Mark, Section, key
 
 DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
-_URL = r"^(file:///|s3://[^/]+|memory://)"
 
 
 class Data(Section):
     """The tokens: folders that `phalanx data prepare` or `data import` wrote."""
 
-    train: str = key(Mark.FREE, "URL of the split to train on (the folder that holds its manifest.json).", pattern=_URL)
-    held_out: str | None = key(Mark.FREE, "URL of the split to evaluate on.", None, pattern=_URL)
+    train: str = key(
+        Mark.FREE, "URL of the split to train on (the folder that holds its manifest.json).", pattern=URL_PATTERN
+    )
+    held_out: str | None = key(Mark.FREE, "URL of the split to evaluate on.", None, pattern=URL_PATTERN)
     train_digest: str | None = key(
         Mark.IDENTITY,
         "Digest that the training split must have; left out, it is taken from its manifest.",
