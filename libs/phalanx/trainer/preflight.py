@@ -84,14 +84,15 @@ def _training_split(job: Job) -> Split:
 
 
 def _check_held_out(job: Job, train: Split) -> None:
-    if job.data.held_out is None:
-        if job.validation.freq:
-            raise PhalanxError(
-                "data.held_out",
-                expected="the URL of a held-out split, since validation.freq is set",
-                remedy="name the held_out folder that `phalanx data prepare` wrote, or set validation.freq = 0",
-            )
+    """Only where the job evaluates: otherwise the key has no effect."""
+    if not job.validation.freq:
         return
+    if job.data.held_out is None:
+        raise PhalanxError(
+            "data.held_out",
+            expected="the URL of a held-out split, since validation.freq is set",
+            remedy="name the held_out folder that `phalanx data prepare` wrote, or set validation.freq = 0",
+        )
     held_out = open_split(store_at(job, job.data.held_out))
     if not held_out.is_held_out:
         raise PhalanxError(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.core.errors import OutsideError
-from phalanx.lineage import CheckpointRef, JournalEntry, Lineage, Manifest, journal_digest
+from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, JournalEntry, Lineage, Manifest, journal_digest
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.commit import commit
 from phalanx.trainer.control import Commit, Opening, Orders, Plan
@@ -64,15 +64,26 @@ class StorageControl:
         return Opening(self._attempt, manifest, _plan(opened["plan"]))
 
     def _open(self) -> Mapping[str, Any]:
-        proposal = self._proposal
-        attempt = self._lineage.open_attempt(
-            code_digest=proposal.code_digest,
-            identity_digest=proposal.identity_digest,
-            placement=proposal.placement,
-            avoid=damaged_checkpoints(self._lineage),
-        )
+        attempt = self._open_attempt()
         parent = [attempt.parent.attempt, attempt.parent.step] if attempt.parent else None
         return {"attempt": attempt.number, "parent": parent, "plan": self._plan(attempt.number, attempt.start_step)}
+
+    def _open_attempt(self) -> Attempt:
+        """Opens from the newest checkpoint that is not known, and does not turn out, to be damaged."""
+        proposal, avoid = self._proposal, set(damaged_checkpoints(self._lineage))
+        while True:
+            try:
+                return self._lineage.open_attempt(
+                    code_digest=proposal.code_digest,
+                    identity_digest=proposal.identity_digest,
+                    placement=proposal.placement,
+                    avoid=avoid,
+                )
+            except DamagedObject as error:
+                if error.checkpoint is None or error.checkpoint in avoid:
+                    raise
+                self._report("damage", checkpoint=str(error.checkpoint), why=str(error))
+                avoid.add(error.checkpoint)
 
     def renew(self, step: int) -> Plan:
         """See `Control.renew`."""
