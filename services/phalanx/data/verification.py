@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import xxhash
+
 from phalanx.core.digest import xxh3
 from phalanx.objects import ObjectMissing, ObjectStore
 from phalanx.stream.manifest import ShardEntry, Split, ids_key, index_key, tar_key
@@ -45,7 +46,7 @@ class ShardCheck:
 
 
 def verify_split(store: ObjectStore, split: Split) -> Iterator[ShardCheck]:
-    """Checks shard by shard; one shard in memory at a time. Raises only what the store raises for a failure of its own."""
+    """Checks shard by shard; one shard in memory at a time. Raises only what the store raises."""
     for number in range(split.num_shards):
         yield _verify_shard(store, split, split.shard(number))
 

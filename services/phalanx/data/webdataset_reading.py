@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
 from phalanx.core.errors import PhalanxError
 from phalanx.objects import StorageSettings, fsspec_options
 from phalanx.stream.manifest import Split, tar_key
@@ -33,13 +34,11 @@ def read_with_webdataset(
 
     Raises PhalanxError where `webdataset` is not installed, and what that library raises for a tar that it cannot read.
     """
-    try:
-        import webdataset
-    except ImportError as error:
-        raise PhalanxError("webdataset", expected="the package", remedy="pip install 'phalanx[data]'") from error
+    webdataset = _library()
     for name in split.columns.names:
         samples = _samples(webdataset, f"{split_url.rstrip('/')}/{tar_key(name)}", settings)
-        for member, sample in enumerate(samples):
+        for sample in samples:
+            member = int(sample["__key__"].rpartition("-")[2])
             yield PlainMember(name, member, sample["tokens.npy"], sample["bounds.npy"])
 
 
@@ -56,3 +55,19 @@ def _samples(webdataset: Any, url: str, settings: StorageSettings | None) -> Ite
         decode = webdataset.autodecode.Decoder([webdataset.autodecode.basichandlers])
         for sample in webdataset.tariterators.group_by_keys(files):
             yield decode(sample)
+
+
+def read_shard_with_webdataset(
+    split_url: str, shard_name: str, settings: StorageSettings | None = None
+) -> Iterator[NDArray[np.unsignedinteger]]:
+    """The tokens of each member of one shard, in order; parameters and errors as for `read_with_webdataset`."""
+    for sample in _samples(_library(), f"{split_url.rstrip('/')}/{tar_key(shard_name)}", settings):
+        yield sample["tokens.npy"]
+
+
+def _library() -> Any:
+    try:
+        import webdataset
+    except ImportError as error:
+        raise PhalanxError("webdataset", expected="the package", remedy="pip install 'phalanx[data]'") from error
+    return webdataset
