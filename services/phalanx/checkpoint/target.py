@@ -5,6 +5,7 @@ data.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,6 @@ def hugging_face_target(place: JobPlace, tokenizer: Path | None) -> Target:
     The tokenizer is the file `tokenizer`, or the one beside the training split, checked against the digest that the
     split names. Raises PhalanxError for a model of the user's own and where no fitting tokenizer is found.
     """
-    from phalanx.models.hugging_face import config_for, to_hugging_face
-
     record = place.lineage.read_job()
     if record is None:
         raise PhalanxError(
@@ -40,12 +39,31 @@ def hugging_face_target(place: JobPlace, tokenizer: Path | None) -> Target:
             expected="the built-in decoder, whose names at Hugging Face are known",
             remedy="convert your own model with phalanx.snapshot.load",
         )
+    seq_len = int(record.identity["training"]["seq_len"])
     split = _training_split(place)
-    data = (
-        tokenizer.read_bytes() if tokenizer is not None and tokenizer.is_file() else _stored_tokenizer(place, tokenizer)
-    )
-    files, token_ids = tokenizer_files(data, split, int(record.identity["training"]["seq_len"]))
-    return Target({**config_for(model["args"]), **token_ids}, to_hugging_face, files)
+    data = _tokenizer(place, tokenizer)
+    files, token_ids = tokenizer_files(data, split, seq_len)
+    config, name_of = _llama(model["args"], seq_len)
+    return Target({**config, **token_ids}, name_of, files)
+
+
+def _llama(args: Mapping[str, Any], seq_len: int) -> tuple[dict[str, Any], Callable[[str], str | None]]:
+    """config.json of the decoder of shape `args`, and the names of its parameters; a tied head is stored once."""
+    from phalanx.models.decoder import DecoderArgs
+    from phalanx.models.hugging_face import config_to_hugging_face, name_to_hugging_face
+
+    if args.get("moe") is not None:
+        raise PhalanxError(
+            "model.args.moe",
+            expected="a dense model, whose form at Hugging Face is Llama's",
+            remedy="convert it with phalanx.snapshot.load",
+        )
+    shape = DecoderArgs(**{name: args[name] for name in DecoderArgs.__dataclass_fields__})
+
+    def name_of(name: str) -> str | None:
+        return None if shape.tie_embeddings and name == "output.weight" else name_to_hugging_face(name)
+
+    return config_to_hugging_face(shape, max_position_embeddings=seq_len), name_of
 
 
 def tokenizer_files(data: bytes, split: Split | None, seq_len: int) -> tuple[dict[str, bytes], dict[str, int]]:
@@ -85,9 +103,11 @@ def _training_split(place: JobPlace) -> Split | None:
     return open_split(store) if _read_if_there(store, "manifest.json") is not None else None
 
 
-def _stored_tokenizer(place: JobPlace, named: Path | None) -> bytes:
-    """tokenizer.json in the split's folder, or in the one above it, which the splits of a dataset share."""
+def _tokenizer(place: JobPlace, named: Path | None) -> bytes:
+    """The file `named`, or tokenizer.json in the split's folder or the one above, which a dataset's splits share."""
     url = place.train_url
+    if named is not None and named.is_file():
+        return named.read_bytes()
     if named is None and url is not None:
         for folder in (url.rstrip("/"), url.rstrip("/").rpartition("/")[0]):
             data = _read_if_there(place.open(folder), _TOKENIZER)
