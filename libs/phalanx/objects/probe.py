@@ -59,7 +59,7 @@ class ProbeReport:
 
 
 def probe(store: ObjectStore) -> ProbeReport:
-    """Tries `store`. Raises StoreDenied or StoreError where not even the first object can be written or cleaned away."""
+    """Tries `store`. Raises StoreDenied or StoreError where not even the first object can be written or removed."""
     name = f"phalanx-probe-{uuid.uuid4().hex}"
     place = store.within(name)
     with _cleaned(place):

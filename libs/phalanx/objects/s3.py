@@ -25,6 +25,7 @@ from obstore.exceptions import (
     PreconditionError,
     UnauthenticatedError,
 )
+
 from phalanx.core.digest import BytesLike
 from phalanx.objects.base import (
     TEMPORARY_SUFFIX,

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from phalanx.objects.probe import ProbeReport
     from rich.table import Table
+
+    from phalanx.objects.probe import ProbeReport
 
 VERDICTS = {
     "full": "full: commits are safe even when several programs write here at once",
-    "single-writer": "single-writer: without a working create-only put only one run of a job at a time is safe here",
+    "single-writer": "single-writer: no working create-only put, so only one run of a job at a time is safe here",
     "unusable": "unusable: bytes written here are not safe",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What training here has to work with. torch: version installed, None if none. cores: those this process may use."""
+    """What training here has to work with. torch: installed version or None. cores: those this process may use."""
 
     phalanx: str | None
     python: str

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import typer
+from support.ministack import make_bucket
+from typer.testing import CliRunner
+
 from phalanx.cli.doctor import register
 from phalanx.objects import StoreDenied
 from phalanx.objects.memory import MemoryStore
-from support.ministack import make_bucket
-from typer.testing import CliRunner
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from phalanx.objects import ObjectStore, StorageSettings, open_store
 from support.ministack import make_bucket
+
+from phalanx.objects import ObjectStore, StorageSettings, open_store
 
 
 @pytest.fixture

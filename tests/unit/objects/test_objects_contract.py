@@ -6,6 +6,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
 from phalanx.objects import ObjectExists, ObjectInfo, ObjectMissing, ObjectStore, StoreDenied, StoreError
 
 DATA = bytes(range(256)) * 5

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+
 from phalanx.objects import ObjectMissing, StoreError, open_store
 from phalanx.objects.faults import (
     Call,

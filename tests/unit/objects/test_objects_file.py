@@ -8,14 +8,16 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from phalanx.objects import ObjectExists, StoreDenied, StoreError, open_store
+
+from phalanx.objects import ObjectExists, ObjectStore, StoreDenied, StoreError, open_store
 from phalanx.objects.base import TEMPORARY_SUFFIX
 
 NUM_KILLS = 40
+NOBODY = 65534
 
 # Forks writers that create self-describing objects in a loop, and kills each at a random moment.
 STORM = """
@@ -41,9 +43,9 @@ STORM = """
 """
 
 
-def run_python(code: str, *arguments: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-c", textwrap.dedent(code), *arguments]
-    return subprocess.run(command, user=user, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
 
 
 def test_create_killed_at_random_moments_leaves_only_whole_objects(tmp_path: Path) -> None:
@@ -108,22 +110,42 @@ def closed_folder() -> Iterator[Path]:
         folder.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    "call", ["create('k', b'')", "create('a/b', b'')", "writer('k')", "read('secret')", "delete('secret')"]
-)
-def test_permission_error_names_path_and_remedy(closed_folder: Path, call: str) -> None:
-    code = f"""
-        import sys
-        from phalanx.objects import StoreDenied, open_store
+def told_without_rights(act: Callable[[], object]) -> str:
+    """What `act` is refused with in a child process without root's rights; its result if it is not."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
         try:
-            open_store(sys.argv[1]).{call}
+            if os.geteuid() == 0:
+                os.seteuid(NOBODY)
+            os.write(writer, repr(act()).encode())
         except StoreDenied as error:
-            print(error)
-    """
-    result = run_python(code, f"file://{closed_folder}", user=65534 if os.geteuid() == 0 else None)
-    assert str(closed_folder) in result.stdout, result
-    assert "change its permissions" in result.stdout
-    assert "\n" not in result.stdout.strip()
+            os.write(writer, str(error).encode())
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        told = pipe.read()
+    os.waitpid(pid, 0)
+    return told
+
+
+CALLS: dict[str, Callable[[ObjectStore], object]] = {
+    "create": lambda store: store.create("k", b""),
+    "create below": lambda store: store.create("a/b", b""),
+    "writer": lambda store: store.writer("k"),
+    "read": lambda store: store.read("secret"),
+    "delete": lambda store: store.delete("secret"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_permission_error_names_path_and_remedy(closed_folder: Path, call: str) -> None:
+    store = open_store(f"file://{closed_folder}")
+    told = told_without_rights(lambda: CALLS[call](store))
+    assert str(closed_folder) in told
+    assert "change its permissions" in told
+    assert "\n" not in told
 
 
 def test_relative_url_means_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

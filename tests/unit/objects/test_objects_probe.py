@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from phalanx.core.digest import BytesLike
 from phalanx.objects import ObjectExists, ObjectStore, StoreDenied, StoreError, open_store
 from phalanx.objects.faults import FaultyStore, fail_before, on, short_read

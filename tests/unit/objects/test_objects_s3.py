@@ -12,6 +12,9 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from support.faulty_proxy import Proxy, Spoiler, proxying
+from support.ministack import foreign_client
+
 from phalanx.objects import (
     ObjectExists,
     ObjectMissing,
@@ -23,8 +26,6 @@ from phalanx.objects import (
     open_store,
 )
 from phalanx.objects.s3 import S3Store
-from support.faulty_proxy import Proxy, Spoiler, proxying
-from support.ministack import foreign_client
 
 DATA = os.urandom(3_000_000)
 Open = Callable[..., ObjectStore]
