@@ -1,4 +1,4 @@
-"""One fork server for all distributed tests; modules beside the tests are importable in its ranks by their plain names."""
+"""One fork server for all distributed tests; its ranks import modules beside the tests by their plain names."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from phalanx.gang.fork_server import ForkServer
 from phalanx.gang.testing import TEST_PRELOAD
 

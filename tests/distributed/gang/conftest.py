@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from gang_waiting import HERE, Parent, is_alive
+
 from phalanx.gang import ForkServer
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from gang_waiting import is_alive, wait_until
+
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.gang import ForkServer, Gang, GangBusyError, GangOrder
 from phalanx.gang.testing import run_gang

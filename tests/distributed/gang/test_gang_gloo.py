@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from gang_waiting import is_alive
+
 from phalanx.gang import Budget, Event, GangOrder, supervise
 from phalanx.gang.testing import run_gang
 

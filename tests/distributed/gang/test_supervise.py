@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from gang_waiting import wait_until
+
 from phalanx.gang import Budget, Gang, GangOrder, StopSignals, supervise
 
 pytestmark = pytest.mark.distributed

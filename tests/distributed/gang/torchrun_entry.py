@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
 from phalanx.gang import init_process_group, torchrun_context
 
 

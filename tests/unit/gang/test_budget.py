@@ -1,6 +1,7 @@
 """Budgets count attempts without progress."""
 
 import pytest
+
 from phalanx.gang.budget import Budget
 from phalanx.gang.cause import Cause
 

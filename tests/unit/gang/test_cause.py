@@ -6,6 +6,7 @@ import signal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.gang.cause import first_cause
 from phalanx.gang.order import Event, RankExit

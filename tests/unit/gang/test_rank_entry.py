@@ -3,6 +3,7 @@
 import json
 
 import pytest
+
 from phalanx.core.errors import PhalanxError
 from phalanx.gang.context import torchrun_context
 from phalanx.gang.rank import describe, resolve

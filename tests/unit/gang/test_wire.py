@@ -6,6 +6,7 @@ import socket
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from phalanx.gang.wire import LineBuffer, encode, receive, send_order
 
 

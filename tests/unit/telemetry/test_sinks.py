@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.telemetry import Metrics
 from phalanx.telemetry.jsonl import JsonLines
