@@ -14,11 +14,12 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+
 from phalanx.core.digest import canonical_json, sha256
 from phalanx.core.errors import PhalanxError
 from phalanx.objects import ObjectMissing, ObjectStore
 from phalanx.stream.shards import token_dtype
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
 
 MANIFEST_KEY = "manifest.json"
 FORMAT: Literal["phalanx.split/1"] = "phalanx.split/1"

@@ -18,6 +18,7 @@ from typing import TypeVar
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+
 from phalanx.core.digest import xxh3
 from phalanx.core.errors import OutsideError
 from phalanx.objects import ObjectMissing, ObjectStore

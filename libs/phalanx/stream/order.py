@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+
 from phalanx.core.philox import key_of, permutation
 from phalanx.stream.shards import ShardIndex
 

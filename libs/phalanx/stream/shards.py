@@ -22,8 +22,9 @@ import numpy as np
 import safetensors.numpy
 import xxhash
 from numpy.typing import NDArray
-from phalanx.core.errors import PhalanxError
 from safetensors import SafetensorError
+
+from phalanx.core.errors import PhalanxError
 
 BLOCK_BYTES = 512
 END_BYTES = 2 * BLOCK_BYTES

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+
 from phalanx.objects import ObjectStore
 from phalanx.stream.batch import SURPLUS
 from phalanx.stream.manifest import Split

@@ -5,6 +5,7 @@ import json
 import pytest
 import typer
 from corpus_builders import write_corpus
+
 from phalanx.cli import data
 from phalanx.cli.errors import run_reporting_errors
 

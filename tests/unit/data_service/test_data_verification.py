@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 from corpus_builders import SETTINGS, write_corpus
+
 from phalanx.data.prepare import prepare, source_of
 from phalanx.data.verification import verify_split
 from phalanx.objects import open_store

@@ -10,13 +10,14 @@ import sys
 import numpy as np
 import pytest
 from corpus_builders import SETTINGS, DyingStore, Killed, write_corpus
+from tokenizers import Tokenizer
+
 from phalanx.core.errors import PhalanxError
 from phalanx.data.prepare import Phase, PrepareSettings, prepare, source_of
 from phalanx.data.verification import verify_split
 from phalanx.data.webdataset_reading import read_with_webdataset
 from phalanx.objects import open_store
 from phalanx.stream import Order, ShardIndices, WindowReader, open_split
-from tokenizers import Tokenizer
 
 
 def objects(store):

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from phalanx.core.errors import PhalanxError
 from phalanx.data.prepare import RawDocument, python_stdlib_corpus, rules, source_of
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+
 from phalanx.core.digest import canonical_json, sha256, xxh3
 from phalanx.objects import ObjectStore
 from phalanx.stream.manifest import ShardEntry, encode_manifest, ids_key, index_key, tar_key

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from stream_builders import numbered_documents, write_split
+
 from phalanx.core.digest import canonical_json
 from phalanx.core.errors import PhalanxError
 from phalanx.objects import open_store
 from phalanx.stream import open_split, plan_training
-from stream_builders import numbered_documents, write_split
 
 GOLDEN = Path(__file__).parent / "golden_manifest.json"
 

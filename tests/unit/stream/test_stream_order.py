@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stream_builders import numbered_documents
+
 from phalanx.stream.order import Order
 from phalanx.stream.shards import ShardBuilder, token_dtype
-from stream_builders import numbered_documents
 
 
 @dataclass

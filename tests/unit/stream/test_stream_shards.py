@@ -7,6 +7,7 @@ import tarfile
 import numpy as np
 import pytest
 import xxhash
+
 from phalanx.core.errors import PhalanxError
 from phalanx.stream import shards
 from phalanx.stream.shards import MalformedShard, ShardBuilder, decode_index, parse_shard, token_dtype

@@ -7,9 +7,10 @@ import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stream_builders import numbered_documents, write_split
+
 from phalanx.objects import open_store
 from phalanx.stream import DamagedShard, Order, ShardIndices, WindowReader, open_split, slots
-from stream_builders import numbered_documents, write_split
 
 LENGTHS = [[5, 40, 3], [17], [9, 9, 9, 200, 1], [33, 12], [8] * 12]
 

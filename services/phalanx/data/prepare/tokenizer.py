@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
 from phalanx.core.digest import sha256
 from phalanx.core.errors import PhalanxError
 from phalanx.stream.shards import token_dtype
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 TRAINING_SAMPLE_BYTES = 256 << 20
 
