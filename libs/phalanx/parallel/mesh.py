@@ -61,7 +61,6 @@ class Mesh:
     groups: dict[str, dist.ProcessGroup]
     device: torch.device
     schedule: str
-    timeout: timedelta
 
     @property
     def dp_size(self) -> int:
@@ -117,11 +116,12 @@ def build_mesh(
     device: torch.device | str,
     *,
     schedule: str = "1f1b",
-    timeout: timedelta = timedelta(seconds=120),
+    timeout: timedelta | None = None,
 ) -> Mesh:
     """The mesh over the default process group, which must have exactly the layout's ranks.
 
-    timeout: deadline of each collective on the mesh's groups. All ranks call this together.
+    timeout: deadline of each collective on the mesh's groups; None: that of the default group. All ranks call this
+    together.
     """
     sizes = {axis: int(getattr(layout, axis)) for axis in AXES}
     world_size = dist.get_world_size()
@@ -133,10 +133,18 @@ def build_mesh(
             remedy="change the sizes or the number of ranks",
         )
     coordinates = _coordinates(sizes, dist.get_rank())
+    timeout = timeout or _gang_timeout(torch.device(device))
     groups = {
         axis: _axis_group(sizes, coordinates, axis, timeout) for axis in AXES if sizes[axis] > 1 or axis == "dp_shard"
     }
-    return Mesh(sizes, coordinates, groups, torch.device(device), schedule, timeout)
+    return Mesh(sizes, coordinates, groups, torch.device(device), schedule)
+
+
+def _gang_timeout(device: torch.device) -> timedelta:
+    """The default group's deadline, which new_group would not inherit."""
+    assert dist.group.WORLD is not None, "init_process_group comes first"
+    timeout: timedelta = dist.group.WORLD._get_backend(device).options._timeout
+    return timeout
 
 
 def _axis_group(sizes: dict[str, int], coordinates: dict[str, int], axis: str, timeout: timedelta) -> dist.ProcessGroup:

@@ -58,8 +58,8 @@ class ParallelModel:
     ) -> None:
         """Build, cut and initialise; all ranks of the mesh together.
 
-        layout: the one that `mesh` was built from. initialise: false leaves the weights as memory was, for a caller that
-        restores every one of them. Raises PhalanxError where job and layout don't go together.
+        layout: the one that `mesh` was built from. initialise: false leaves the weights as memory was, for a caller
+        that restores every one of them. Raises PhalanxError where job and layout don't go together.
         """
         assert all(getattr(layout, axis) == size for axis, size in mesh.sizes.items()), "the mesh of another layout"
         self.mesh, self.device = mesh, torch.device(device)

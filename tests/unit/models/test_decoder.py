@@ -1,4 +1,4 @@
-"""The decoder against what it must not know: later tokens, other documents, where a window starts, how it is cut into stages."""
+"""The decoder against what it must not know: later tokens, other documents, where a window starts, how it is cut."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Llama and the decoder: the same logits from the same weights, and names and configuration both ways."""
+"""Hugging Face's Llama and the decoder: the same logits from the same weights, names and configuration both ways."""
 
 from __future__ import annotations
 

@@ -1,0 +1,218 @@
+"""Ranks of the parity table: every layout of one world size in one gang, each compared box by box with one plain
+process.
+
+The reference is the plain decoder in the test's own process: no sharding, no slots, torch's own cross-entropy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from phalanx.core.box import whole
+from phalanx.core.errors import PhalanxError
+from phalanx.gang.context import RankContext
+from phalanx.gang.rendezvous import init_process_group
+from phalanx.models import Decoder, DecoderArgs
+from phalanx.parallel import ParallelModel, SlotBatch, build_mesh, multiple_of
+from phalanx.parallel.initialise import fill
+from phalanx.spec import Job, parse_job
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+SEQ_LEN, NUM_WINDOWS, SEED = 16, 8, 5
+MODEL = {"dim": 32, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 48, "vocab_size": 96}
+
+
+def make_job(case: Mapping[str, Any]) -> Job:
+    """A job from a case of the table: `model`, `parallel` and other keys over the small defaults."""
+    return parse_job(
+        {
+            "job": {"name": "parity", "storage": "memory://parity"},
+            "model": {"args": MODEL | case.get("model", {})},
+            "data": {"train": "memory://parity/train"},
+            "training": {"seq_len": SEQ_LEN, "steps": 1, "global_batch_size": NUM_WINDOWS, "seed": SEED}
+            | {"mixed_precision_param": case.get("dtype", "float32")},
+            "optimizer": {"lr": 1e-3},
+            "parallel": case.get("parallel", {}),
+            "activation_checkpoint": {"mode": case.get("recompute", "none")},
+            "cluster": {"nproc": case["world_size"]},
+        }
+    )
+
+
+def windows(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Tokens, targets, positions, documents, int64 [NUM_WINDOWS, SEQ_LEN]: two documents a window, some targets not
+    counted.
+    """
+    drawn = torch.randint(0, vocab_size, (NUM_WINDOWS, SEQ_LEN + 1), generator=torch.Generator().manual_seed(SEED))
+    tokens, targets = drawn[:, :-1].clone(), drawn[:, 1:].clone()
+    boundary = torch.arange(NUM_WINDOWS)[:, None] + 3
+    index = torch.arange(SEQ_LEN).expand(NUM_WINDOWS, -1)
+    documents = (index >= boundary).long()
+    positions = index - documents * boundary
+    targets[index == boundary - 1] = -100
+    targets[-1, 4:] = -100
+    return tokens, targets, positions, documents
+
+
+def write_reference(path: str, model: Mapping[str, Any]) -> None:
+    """Weights, gradients, loss and evaluation loss of one fp32 process, as safetensors."""
+    args = DecoderArgs(**(MODEL | dict(model)))
+    decoder = Decoder(args)
+    initial = decoder.initial_weights()
+    tokens, targets, positions, documents = windows(args.vocab_size)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            shape = tuple(parameter.shape)
+            fill(parameter, whole(shape), shape, initial[name], SEED, name)
+    logits = decoder(tokens, positions, documents)
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
+    loss.backward()
+    tensors = {"loss": loss.detach()}
+    for name, parameter in decoder.named_parameters():
+        assert parameter.grad is not None
+        tensors |= {f"weight/{name}": parameter.detach(), f"gradient/{name}": parameter.grad}
+    save_file(tensors, path)
+
+
+def slot_batch(dp_rank: int, dp_size: int, local: int, divisor: int, vocab_size: int) -> tuple[SlotBatch, int]:
+    """A dp rank's slots by the batch rule, surplus ones with token 0 and no target; and the global count of valid
+    tokens.
+    """
+    whole_batch = windows(vocab_size)
+    num_slots = -(-NUM_WINDOWS // (dp_size * local))
+    num_slots = -(-num_slots // divisor) * divisor
+    rows = [(slot * dp_size + dp_rank) * local + i for slot in range(num_slots) for i in range(local)]
+    surplus = torch.tensor([row >= NUM_WINDOWS for row in rows])
+    fields = [tensor[[row % NUM_WINDOWS for row in rows]] for tensor in whole_batch]
+    for tensor, value in zip(fields, (0, -100, 0, 0), strict=True):
+        tensor[surplus] = value
+    return SlotBatch(*fields, num_slots=num_slots), int((whole_batch[1] != -100).sum())
+
+
+def run_table(context: RankContext) -> None:
+    """Entry of the ranks: `cases` by name, `references` by the name that a case gives; reports one row a case."""
+    torch.set_num_threads(1)
+    init_process_group(context, 60.0)
+    for name, case in context.arguments["cases"].items():
+        row = run_case(case | {"world_size": context.world_size}, context.arguments["references"][case["reference"]])
+        context.report("result", **{name: row})
+    dist.destroy_process_group()
+
+
+def run_unchecked(context: RankContext) -> None:
+    """As `run_table`, with what a pipeline refuses let through to torch."""
+    with mock.patch("phalanx.parallel.model.check_pipeline"):
+        run_table(context)
+
+
+def run_case(case: Mapping[str, Any], reference_path: str) -> dict[str, Any]:
+    """One layout: two steps (the second from dropped gradients), one evaluation, compared with the reference."""
+    job, reference = make_job(case), load_file(reference_path)
+    layout = job.layout(case["world_size"])
+    mesh = build_mesh(layout, "cpu", schedule=job.parallel.schedule)
+    model = ParallelModel(job, layout, mesh, "cpu")
+    divisor = multiple_of(job.parallel.schedule, layout.pp)
+    vocab_size = job.model.decoder.vocab_size
+    batch, valid_tokens = slot_batch(mesh.dp_rank, mesh.dp_size, job.parallel.local_batch_size, divisor, vocab_size)
+    losses = []
+    for _ in range(2):
+        losses.append(model.evaluate(batch, valid_tokens))
+        model.zero_gradients()
+        losses.append(model.forward_backward(batch, valid_tokens))
+        model.finish_gradients()
+    norm = float(model.gradient_norm())
+    weights_equal, squares = compare(model, reference)
+    summed = torch.stack([*losses, *squares])
+    dist.all_reduce(summed)
+    flags = torch.tensor([weights_equal])
+    dist.all_reduce(flags, op=dist.ReduceOp.MIN)
+    return {
+        "weights_equal": bool(flags),
+        "losses": summed[: len(losses)].tolist(),
+        "gradient_errors": dict(zip(names_of(reference), relative(summed[len(losses) :], reference), strict=True)),
+        "norm": norm,
+    }
+
+
+def run_refused(context: RankContext) -> None:
+    """Entry of the ranks: a job that can't be laid out so; reports what it is told."""
+    init_process_group(context, 60.0)
+    case = context.arguments | {"world_size": context.world_size}
+    job = make_job(case) if "class" not in case else make_user_job(case)
+    layout = job.layout(context.world_size)
+    try:
+        ParallelModel(job, layout, build_mesh(layout, "cpu", schedule=job.parallel.schedule), "cpu")
+    except PhalanxError as error:
+        context.report("result", message=str(error))
+    dist.destroy_process_group()
+
+
+def make_user_job(case: Mapping[str, Any]) -> Job:
+    """A job whose model is a class of its own."""
+    job = make_job(case)
+    model = job.model.model_copy(update={"class_": case["class"], "args": {"vocab_size": 24, "dim": 8}})
+    return job.model_copy(update={"model": model})
+
+
+class Bigrams(nn.Module):
+    """A user's model with nothing but forward, weights of its own, a buffer, and a block list."""
+
+    def __init__(self, vocab_size: int, dim: int) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, dim)
+        self.layers = nn.ModuleList([nn.Linear(dim, dim), nn.Linear(dim, dim)])
+        self.head = nn.Linear(dim, vocab_size)
+        self.register_buffer("scale", torch.full((dim,), 0.5), persistent=False)
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        hidden = self.embed(tokens) * self.scale
+        for layer in self.layers:
+            hidden = hidden + layer(hidden).tanh()
+        return self.head(hidden)
+
+
+def run_user_model(context: RankContext) -> None:
+    """Entry of the ranks: loss and gradient norm of `Bigrams` on this world size."""
+    torch.set_num_threads(1)
+    init_process_group(context, 60.0)
+    job = make_user_job({"class": "parity:Bigrams", "world_size": context.world_size})
+    layout = job.layout(context.world_size)
+    mesh = build_mesh(layout, "cpu")
+    model = ParallelModel(job, layout, mesh, "cpu")
+    batch, valid_tokens = slot_batch(mesh.dp_rank, mesh.dp_size, 1, 1, 24)
+    loss = model.forward_backward(batch, valid_tokens)
+    dist.all_reduce(loss)
+    num_held = torch.tensor(sum(held.local.numel() for held in model.parameters()))
+    dist.all_reduce(num_held)
+    context.report("result", loss=float(loss), norm=float(model.gradient_norm()), num_held=int(num_held))
+    dist.destroy_process_group()
+
+
+def names_of(reference: Mapping[str, torch.Tensor]) -> list[str]:
+    return sorted(name.removeprefix("weight/") for name in reference if name.startswith("weight/"))
+
+
+def compare(model: ParallelModel, reference: Mapping[str, torch.Tensor]) -> tuple[bool, Iterator[torch.Tensor]]:
+    """Whether the held weights are the reference's, bit for bit; and by name (sorted) this rank's part of the squared
+    error.
+    """
+    errors = {name: torch.zeros(()) for name in names_of(reference)}
+    are_equal = True
+    for held, gradient in zip(model.parameters(), model.gradients(), strict=True):
+        box = whole(held.global_shape).slices_of(held.box)
+        are_equal &= torch.equal(held.local, reference[f"weight/{held.name}"][box])
+        held_gradient = torch.zeros(held.box.shape) if gradient is None else gradient.view(held.box.shape)
+        error = held_gradient - reference[f"gradient/{held.name}"][box]
+        errors[held.name] += error.square().sum() / held.num_replicas
+    return are_equal, iter(errors.values())
+
+
+def relative(squares: torch.Tensor, reference: Mapping[str, torch.Tensor]) -> list[float]:
+    norms = torch.stack([reference[f"gradient/{name}"].norm() for name in names_of(reference)])
+    return (squares.sqrt() / norms).tolist()
