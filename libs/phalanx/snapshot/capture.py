@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+
 from phalanx.core.box import Box
 from phalanx.snapshot.grouping import PlannedObject, buffer_bytes
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
+
 from phalanx.core.box import Box, whole
 from phalanx.objects import ObjectMissing, ObjectStore, StoreError
 from phalanx.snapshot.errors import DamagedCheckpoint

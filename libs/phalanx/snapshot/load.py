@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, Lineage
 from phalanx.objects import ObjectStore, StorageSettings, open_store

@@ -8,6 +8,7 @@ smaller box goes whole to one replica, chosen by a hash of name and box, as is t
 from __future__ import annotations
 
 import xxhash
+
 from phalanx.core.box import Box
 
 MIN_PIECE_BYTES = 1 << 20

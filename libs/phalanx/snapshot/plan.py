@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
 from phalanx.core.box import Box
 from phalanx.snapshot.parts import StoredBox
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+
 from phalanx.core.box import Box, HeldTensor
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.lineage import Manifest

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import xxhash
+
 from phalanx.lineage import DamagedObject, Lineage, Manifest
 from phalanx.objects import ObjectMissing, ObjectStore
 from phalanx.snapshot.errors import DamagedCheckpoint

@@ -18,6 +18,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 
 import torch
 import xxhash
+
 from phalanx.core.box import HeldTensor
 from phalanx.core.digest import xxh3
 from phalanx.core.errors import OutsideError

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
+
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import Manifest
 from phalanx.objects import ObjectStore

@@ -9,13 +9,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+
 from phalanx.checkpoint.export import Target
 from phalanx.checkpoint.place import JobPlace
 from phalanx.core.digest import sha256
 from phalanx.core.errors import PhalanxError
 from phalanx.objects import ObjectMissing, ObjectStore
 from phalanx.stream.manifest import Split, open_split
-from tokenizers import Tokenizer
 
 _TOKENIZER = "tokenizer.json"
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from phalanx.lineage import CheckpointRef
     from phalanx.objects import ObjectStore
     from phalanx.snapshot.verify import Damage
-    from rich.progress import Progress
 
 
 class ExportDtype(StrEnum):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from hypothesis import strategies as st
+
 from phalanx.core.box import Box, HeldTensor, whole
 from phalanx.lineage import CheckpointRef, Lineage, LoaderState, Manifest
 from phalanx.objects import ObjectStore, open_store

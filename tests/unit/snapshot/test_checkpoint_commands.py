@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import typer
+from saved_job import DIGEST, draft, file_store, open_attempt, random_tensor, rows_of, same_bits, save, whole_of
+
 from phalanx.checkpoint.export import Target, export
 from phalanx.checkpoint.place import find_job
 from phalanx.checkpoint.target import hugging_face_target
@@ -25,7 +27,6 @@ from phalanx.objects import open_store
 from phalanx.snapshot.writer import Writer
 from phalanx.spec import load_job
 from phalanx.spec.job import plain
-from saved_job import DIGEST, draft, file_store, open_attempt, random_tensor, rows_of, same_bits, save, whole_of
 
 JOB = """
 [job]

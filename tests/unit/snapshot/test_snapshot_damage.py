@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from saved_job import emptied, file_store, open_attempt, rows_of, same_bits, save, some_tensors, whole_of
+
 from phalanx.core.box import Box
 from phalanx.core.digest import canonical_json
 from phalanx.lineage import DamagedObject, Lineage, ObjectRef
@@ -17,7 +19,6 @@ from phalanx.snapshot import DamagedCheckpoint, load
 from phalanx.snapshot.parts import CHUNK_BYTES, Part, StoredBox, StoredObject, parse_part, part_bytes
 from phalanx.snapshot.restore import restore
 from phalanx.snapshot.verify import verify
-from saved_job import emptied, file_store, open_attempt, rows_of, same_bits, save, some_tensors, whole_of
 
 GOLDEN = Path(__file__).parent / "golden_part.json"
 

@@ -6,6 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors import deserialize
+from saved_job import tilings
+
 from phalanx.core.box import Box, whole
 from phalanx.snapshot.coverage import coverage_fault
 from phalanx.snapshot.dtypes import DTYPES, bfloat16_to_float32, float32_to_bfloat16
@@ -13,8 +16,6 @@ from phalanx.snapshot.grouping import OwnedBox, plan_objects
 from phalanx.snapshot.owners import MIN_PIECE_BYTES, owned_box
 from phalanx.snapshot.parts import StoredBox
 from phalanx.snapshot.plan import chunk_runs, coalesced, needed_chunks
-from safetensors import deserialize
-from saved_job import tilings
 
 SHAPES = st.lists(st.integers(0, 9), min_size=0, max_size=3).map(tuple)
 

@@ -11,15 +11,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from phalanx.core.box import Box, HeldTensor, whole
-from phalanx.core.errors import PhalanxError, Problems
-from phalanx.lineage import Lineage, Manifest
-from phalanx.objects import ObjectStore, open_store
-from phalanx.snapshot import commit, load
-from phalanx.snapshot.load import iterate
-from phalanx.snapshot.restore import restore
-from phalanx.snapshot.verify import verify
-from phalanx.snapshot.writer import Writer
 from safetensors import safe_open
 from saved_job import (
     DTYPES,
@@ -35,6 +26,16 @@ from saved_job import (
     tilings,
     whole_of,
 )
+
+from phalanx.core.box import Box, HeldTensor, whole
+from phalanx.core.errors import PhalanxError, Problems
+from phalanx.lineage import Lineage, Manifest
+from phalanx.objects import ObjectStore, open_store
+from phalanx.snapshot import commit, load
+from phalanx.snapshot.load import iterate
+from phalanx.snapshot.restore import restore
+from phalanx.snapshot.verify import verify
+from phalanx.snapshot.writer import Writer
 
 
 @pytest.mark.parametrize("before", [1, 2, 3, 5])

@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from saved_job import draft, emptied, file_store, open_attempt, rows_of, same_bits, save, some_tensors, whole_of
+
 from phalanx.core.box import Box, HeldTensor
 from phalanx.core.errors import OutsideError
 from phalanx.lineage import Lineage, keys
@@ -25,7 +27,6 @@ from phalanx.snapshot import CommitStopped, IncompleteCheckpoint, commit, load
 from phalanx.snapshot.restore import restore
 from phalanx.snapshot.verify import verify
 from phalanx.snapshot.writer import Writer
-from saved_job import draft, emptied, file_store, open_attempt, rows_of, same_bits, save, some_tensors, whole_of
 
 
 class DeathError(Exception):
