@@ -6,6 +6,7 @@ The reference is the plain decoder in the test's own process: no sharding, no sl
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 from unittest import mock
@@ -20,7 +21,7 @@ from phalanx.gang.rendezvous import init_process_group
 from phalanx.models import Decoder, DecoderArgs
 from phalanx.parallel import ParallelModel, SlotBatch, build_mesh, multiple_of
 from phalanx.parallel.initialise import fill
-from phalanx.spec import Job, parse_job
+from phalanx.spec import Job, Layout, parse_job
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
@@ -29,8 +30,11 @@ MODEL = {"dim": 32, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 48,
 
 
 def make_job(case: Mapping[str, Any]) -> Job:
-    """A job from a case of the table: `model`, `parallel` and other keys over the small defaults."""
-    return parse_job(
+    """A job from a case of the table: `model`, `parallel` and other keys over the small defaults.
+
+    unchecked: keys of [parallel] that the job file's own checks don't see.
+    """
+    job = parse_job(
         {
             "job": {"name": "parity", "storage": "memory://parity"},
             "model": {"args": MODEL | case.get("model", {})},
@@ -40,9 +44,17 @@ def make_job(case: Mapping[str, Any]) -> Job:
             "optimizer": {"lr": 1e-3},
             "parallel": case.get("parallel", {}),
             "activation_checkpoint": {"mode": case.get("recompute", "none")},
+            "compile": {"enable": case.get("compile", False)},
             "cluster": {"nproc": case["world_size"]},
         }
     )
+    return job.model_copy(update={"parallel": job.parallel.model_copy(update=case.get("unchecked", {}))})
+
+
+def layout_of(job: Job, world_size: int) -> Layout:
+    """The job's axis sizes with dp_shard as the rest, without the job file's checks."""
+    sizes = {axis: getattr(job.parallel, axis) for axis in ("pp", "dp_replicate", "cp", "tp")}
+    return Layout(dp_shard=world_size // math.prod(sizes.values()), **sizes)
 
 
 def windows(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -114,7 +126,7 @@ def run_unchecked(context: RankContext) -> None:
 def run_case(case: Mapping[str, Any], reference_path: str) -> dict[str, Any]:
     """One layout: two steps (the second from dropped gradients), one evaluation, compared with the reference."""
     job, reference = make_job(case), load_file(reference_path)
-    layout = job.layout(case["world_size"])
+    layout = layout_of(job, case["world_size"])
     mesh = build_mesh(layout, "cpu", schedule=job.parallel.schedule)
     model = ParallelModel(job, layout, mesh, "cpu")
     divisor = multiple_of(job.parallel.schedule, layout.pp)
@@ -141,15 +153,16 @@ def run_case(case: Mapping[str, Any], reference_path: str) -> dict[str, Any]:
 
 
 def run_refused(context: RankContext) -> None:
-    """Entry of the ranks: a job that can't be laid out so; reports what it is told."""
+    """Entry of the ranks: jobs that can't be laid out so; reports what each is told."""
     init_process_group(context, 60.0)
-    case = context.arguments | {"world_size": context.world_size}
-    job = make_job(case) if "class" not in case else make_user_job(case)
-    layout = job.layout(context.world_size)
-    try:
-        ParallelModel(job, layout, build_mesh(layout, "cpu", schedule=job.parallel.schedule), "cpu")
-    except PhalanxError as error:
-        context.report("result", message=str(error))
+    for name, case in context.arguments["cases"].items():
+        job = (make_user_job if "class" in case else make_job)(case | {"world_size": context.world_size})
+        layout = layout_of(job, context.world_size)
+        mesh = build_mesh(layout, "cpu", schedule=job.parallel.schedule)
+        try:
+            ParallelModel(job, layout, mesh, "cpu")
+        except PhalanxError as error:
+            context.report("result", **{name: str(error)})
     dist.destroy_process_group()
 
 
@@ -182,7 +195,7 @@ def run_user_model(context: RankContext) -> None:
     torch.set_num_threads(1)
     init_process_group(context, 60.0)
     job = make_user_job({"class": "parity:Bigrams", "world_size": context.world_size})
-    layout = job.layout(context.world_size)
+    layout = layout_of(job, context.world_size)
     mesh = build_mesh(layout, "cpu")
     model = ParallelModel(job, layout, mesh, "cpu")
     batch, valid_tokens = slot_batch(mesh.dp_rank, mesh.dp_size, 1, 1, 24)
