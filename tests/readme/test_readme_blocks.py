@@ -1,4 +1,6 @@
-"""README.md is executed: every shell block carries `run` or `skip: reason`; the run blocks go, in order, through one shell in one folder."""
+"""README.md is executed: every shell block carries `run` or `skip: reason`; the run blocks go, in order, through one
+shell in one folder.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,17 @@ def test_readme_every_shell_block_says_run_or_skip_with_a_reason():
 def test_readme_run_blocks_succeed_in_order(tmp_path):
     script = "\n".join(body for mark, body in shell_blocks() if mark == "run")
     assert script, "README.md has no block marked `run`"
-    environ = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+    environ = os.environ | {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "OMP_NUM_THREADS": "1",
+    }
     done = subprocess.run(
-        ["bash", "-euxo", "pipefail", "-c", script], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=380, check=False
+        ["bash", "-euxo", "pipefail", "-c", script],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=380,
+        check=False,
     )
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"

@@ -1,4 +1,6 @@
-"""A box: the rectangular part of a global tensor that one holder has, by offsets and shape; the common word of layout and checkpoint."""
+"""A box: the rectangular part of a global tensor that one holder has, by offsets and shape; the common word of layout
+and checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """Half-open rectangle [offset, offset + shape) in a tensor's global index space; rank 0 tensors have offset () and shape ()."""
+    """Half-open rectangle [offset, offset + shape) in a tensor's global index space; rank 0 tensors have offset () and
+    shape ().
+    """
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -28,7 +32,9 @@ class Box:
     def intersect(self, other: Box) -> Box | None:
         """The part that both have, or None where they share no element."""
         start = tuple(map(max, self.offset, other.offset))
-        stop = tuple(min(a + n, b + m) for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True))
+        stop = tuple(
+            min(a + n, b + m) for a, n, b, m in zip(self.offset, self.shape, other.offset, other.shape, strict=True)
+        )
         if any(a >= b for a, b in zip(start, stop, strict=True)):
             return None
         return Box(start, tuple(b - a for a, b in zip(start, stop, strict=True)))
@@ -48,7 +54,8 @@ class HeldTensor:
     """What one rank holds of one global tensor.
 
     name: canonical, with global layer index, never a stage, chunk, rank or wrapper name.
-    local: a plain tensor of the box's shape that aliases the live storage (writing to it writes the model or the optimizer state).
+    local: a plain tensor of the box's shape that aliases the live storage (writing to it writes the model or the
+    optimizer state).
     replica: which of `num_replicas` holders of the very same box this rank is.
     """
 

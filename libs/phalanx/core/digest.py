@@ -1,6 +1,7 @@
 """Digests as strings that carry their algorithm: `sha256:` names identities, `xxh3:` finds damage in bulk bytes.
 
-A digest that a person or a link relies on (job, dataset, tokenizer, code, manifest) is SHA-256. Bulk bytes (shards, tensors, tokens)
+A digest that a person or a link relies on (job, dataset, tokenizer, code, manifest) is SHA-256. Bulk bytes (shards,
+tensors, tokens)
 are guarded against damage, not against an adversary, by XXH3 with 128 bits, which runs at memory speed.
 """
 
@@ -27,7 +28,7 @@ def xxh3(data: BytesLike) -> str:
 
 
 def canonical_json(value: Mapping[str, Any]) -> bytes:
-    """The one byte form of a JSON object: sorted keys, no spaces, UTF-8, no NaN; what is digested and what is stored."""
+    """The one byte form of a JSON object, digested and stored: sorted keys, no spaces, UTF-8, no NaN."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 

@@ -1,7 +1,8 @@
 """Errors that a person reads: what is wrong, where, what was expected, and the remedy, in one line each.
 
 `PhalanxError` and its subclasses mean that a user did something wrong; the CLI prints them and exits 2.
-`OutsideError` means that something outside broke (a disk, a server, a peer) and stayed broken until the deadline; the CLI exits 1.
+`OutsideError` means that something outside broke (a disk, a server, a peer) and stayed broken until the deadline; the
+CLI exits 1.
 """
 
 from __future__ import annotations

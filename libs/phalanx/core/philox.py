@@ -1,8 +1,11 @@
-"""Philox4x32-10, the counter-based generator behind every random choice of Phalanx (Salmon et al., SC 2011, "Parallel random numbers:
+"""Philox4x32-10, the counter-based generator behind every random choice of Phalanx (Salmon et al., SC 2011, "Parallel
+random numbers:
 as easy as 1, 2, 3", section 3.3).
 
-A value depends on (key, counter) alone, so whoever needs it computes it: no state is kept, saved or handed on, and no layout, worker
-count or order of evaluation can change it. The arithmetic is written for any integer array with 64-bit signed wrap-around (numpy and
+A value depends on (key, counter) alone, so whoever needs it computes it: no state is kept, saved or handed on, and no
+layout, worker
+count or order of evaluation can change it. The arithmetic is written for any integer array with 64-bit signed
+wrap-around (numpy and
 torch alike): products of two 32-bit words overflow into the sign, and a shift with a mask recovers the right bits.
 """
 
@@ -20,14 +23,16 @@ ROUNDS = 10
 
 
 def key_of(*parts: object) -> tuple[int, int]:
-    """A 64-bit Philox key, as two 32-bit words, from any values with a stable `str` (a seed, a purpose, a tensor's name)."""
+    """A 64-bit Philox key, as two 32-bit words, from any values with a stable `str` (a seed, a purpose, a tensor's
+    name).
+    """
     text = "\x1f".join(str(part) for part in parts).encode()
     word = int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
     return word & _MASK, word >> 32
 
 
 def philox4x32(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
-    """Four 32-bit words (held in int64) for each counter; the counter's words are ints or int64 arrays that broadcast."""
+    """Four 32-bit words (held in int64) for each counter, whose words are ints or int64 arrays that broadcast."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Final, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
 from phalanx.core.digest import BytesLike, canonical_json, digest_of
 from phalanx.lineage.errors import DamagedObject
 from phalanx.lineage.values import Attempt, JobRecord, JournalEntry, Manifest
-from pydantic import TypeAdapter, ValidationError
 
 Stored = TypeVar("Stored", JobRecord, Attempt, JournalEntry, Manifest)
 

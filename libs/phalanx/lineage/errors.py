@@ -7,7 +7,7 @@ from phalanx.lineage import keys
 from phalanx.lineage.values import CheckpointRef
 
 
-class DamagedObject(OutsideError):  # noqa: N818 - named for what was found
+class DamagedObject(OutsideError):
     """An object of the job is missing, damaged or foreign; the message names its key and what is wrong with it.
 
     checkpoint: the checkpoint that the object belongs to (what the next attempt should avoid), or None.

@@ -13,11 +13,12 @@ from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
 from phalanx.core.digest import BytesLike, canonical_json
 from phalanx.lineage.errors import DamagedObject
 from phalanx.lineage.values import RecordsName
-from safetensors import SafetensorError
-from safetensors.numpy import load, save
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 FORMAT: Final = "phalanx.records/1"

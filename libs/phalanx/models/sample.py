@@ -1,4 +1,6 @@
-"""Samples text from an exported Hugging Face folder with the built-in decoder, on one process: a look at what was learnt."""
+"""Samples text from an exported Hugging Face folder with the built-in decoder, on one process: a look at what was
+learnt.
+"""
 
 from __future__ import annotations
 

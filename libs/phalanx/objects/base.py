@@ -25,15 +25,15 @@ MAX_KEY_BYTES, MAX_SEGMENT_BYTES = 1024, 255
 TEMPORARY_SUFFIX = ".phalanx-tmp"
 
 
-class ObjectMissing(Exception):  # noqa: N818 - a signal that callers handle, not a failure
+class ObjectMissing(Exception):
     """No object has this key."""
 
 
-class ObjectExists(Exception):  # noqa: N818 - a signal that callers handle, not a failure
+class ObjectExists(Exception):
     """An object with this key was there already; it was not touched."""
 
 
-class StoreDenied(PhalanxError):  # noqa: N818 - read by people as a refusal
+class StoreDenied(PhalanxError):
     """The store refuses us.
 
     Permissions, credentials, or a bucket or folder that is not there. The user must change something.

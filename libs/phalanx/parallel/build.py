@@ -101,3 +101,8 @@ def whole_weights(job: Any, device: torch.device) -> dict[str, Tensor]:
     for tensor in whole.values():
         dist.broadcast(tensor, src=0)
     return whole
+
+
+def count_parameters(job: Any) -> int:
+    """Parameters of the job's whole model, tied ones once; no memory is taken."""
+    return sum(parameter.numel() for parameter in build_on_meta(job).parameters())

@@ -19,9 +19,9 @@ class DamagedCheckpoint(DamagedObject):
         super().__init__(key, f"{why}{where}")
 
 
-class IncompleteCheckpoint(OutsideError):  # noqa: N818
+class IncompleteCheckpoint(OutsideError):
     """A checkpoint cannot be committed: parts or objects are missing, or the boxes do not cover the tensors once."""
 
 
-class CommitStopped(Exception):  # noqa: N818  (a signal to the caller, who asked for it)
+class CommitStopped(Exception):
     """`should_stop` said so while parts were awaited; nothing was committed."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import model_validator
+
 from phalanx.core.digest import digest_of
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.spec.checks import findings_of, resolve_axes
@@ -14,7 +16,6 @@ from phalanx.spec.model import Model
 from phalanx.spec.operation import Checkpoint, Deadlines, JobSection, Metrics, Recovery, Storage, Validation
 from phalanx.spec.parallel import ActivationCheckpoint, Cluster, Compile, Parallel
 from phalanx.spec.training import Data, LrScheduler, Optimizer, Training
-from pydantic import model_validator
 
 IDENTITY_FORMAT = 1
 

@@ -7,6 +7,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.spec.checks import Finding, findings_of
 from phalanx.spec.foreign import NO_EQUIVALENT
@@ -14,8 +17,6 @@ from phalanx.spec.job import Job
 from phalanx.spec.names import UnknownKey, all_keys, unknown_key
 from phalanx.spec.presets import PRESETS
 from phalanx.spec.source import apply_overrides, read_toml
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 
 
 def load_job(

@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from phalanx.spec.keys import Mark, Section, key
-from phalanx.spec.presets import PRESETS
 from pydantic import GetPydanticSchema, ValidatorFunctionWrapHandler, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
+
+from phalanx.spec.keys import Mark, Section, key
+from phalanx.spec.presets import PRESETS
 
 
 def wrong(expected: str, remedy: str) -> PydanticCustomError:

@@ -32,7 +32,7 @@ _Result = TypeVar("_Result")
 Tokens = NDArray[np.unsignedinteger]
 
 
-class DamagedShard(OutsideError):  # noqa: N818 - it names a state of the data, as ObjectMissing does
+class DamagedShard(OutsideError):
     """Bytes of a shard that are wrong twice in a row. shard: its number; member: None for the index; offset: bytes into
     the object `key`.
     """

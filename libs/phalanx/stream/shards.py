@@ -34,7 +34,7 @@ MAX_DOCUMENT_TOKENS = (1 << 31) - 1
 _INDEX_DTYPES = {"lengths": "uint32", "member_documents": "uint32", "member_offsets": "uint64", "member_xxh3": "uint64"}
 
 
-class MalformedShard(Exception):  # noqa: N818 - it names a state of the data, as ObjectMissing does
+class MalformedShard(Exception):
     """A tar or index that breaks the format; the message names the offsets. Callers turn it into damage or a user's
     error.
     """

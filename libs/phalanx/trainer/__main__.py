@@ -1,15 +1,19 @@
-"""`torchrun -m phalanx.trainer JOB.toml [--set section.key=value ...]`: the loop of `phalanx run` under torchrun or a like launcher."""
+"""`torchrun -m phalanx.trainer JOB.toml [--set section.key=value ...]`: the loop of `phalanx run` under torchrun or a
+like launcher.
+"""
 
 from __future__ import annotations
 
 import argparse
 import os
 import sys
+from functools import partial
 from typing import Any
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.gang.context import torchrun_context
 from phalanx.spec import load_job
+from phalanx.trainer.figures import Figures
 from phalanx.trainer.preflight import prepare, to_arguments
 from phalanx.trainer.rank import run_rank
 
@@ -18,13 +22,19 @@ def main() -> int:
     """Exit code: 0 finished or stopped, 1 failed, 2 something that the user must change."""
     parser = argparse.ArgumentParser(prog="python -m phalanx.trainer", description="Train a job under torchrun.")
     parser.add_argument("job", help="the job file")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key of the job file")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", help="override a key of the job file"
+    )
     options = parser.parse_args()
     try:
         world_size = int(os.environ.get("WORLD_SIZE", "0"))
-        context = torchrun_context({}, _tell)
+        context = torchrun_context({}, _keep)
         prepared = prepare(load_job(options.job, options.set), world_size)
-        run_rank(torchrun_context(to_arguments(prepared), _tell if context.rank == 0 else _keep))
+        if context.rank != 0:
+            run_rank(torchrun_context(to_arguments(prepared), _keep))
+        else:
+            with Figures(prepared.job) as figures:
+                run_rank(torchrun_context(to_arguments(prepared), partial(_tell, figures)))
     except PhalanxError as error:
         sys.stderr.write(f"phalanx: {error}\n")
         return 2
@@ -34,10 +44,13 @@ def main() -> int:
     return 0
 
 
-def _tell(kind: str, /, **fields: Any) -> None:
-    """One line for each event of rank 0 that a person may want to see."""
+def _tell(figures: Figures, kind: str, /, **fields: Any) -> None:
+    """One line for each event of rank 0 that a person may want to see; the same events feed the sinks."""
+    figures.observe(kind, fields)
     if kind != "phase":
-        shown = " ".join(f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in fields.items())
+        shown = " ".join(
+            f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in fields.items()
+        )
         sys.stderr.write(f"{kind} {shown}\n")
 
 

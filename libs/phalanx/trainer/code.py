@@ -1,4 +1,4 @@
-"""The digest of the code that trains, so that a checkpoint says what made it and a gang of mixed versions is refused."""
+"""The digest of the code that trains, so that a checkpoint says what made it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """`Control`: the one interface between a rank's loop and whoever keeps the run alive.
 
-Alone (`phalanx run`, torchrun) `StorageControl` serves it from object storage; beside an agent the same calls go through the agent's socket.
-The loop asks for a plan up to a horizon, never reads past it, obeys orders at step boundaries only, and hands over what must be committed.
+Alone (`phalanx run`, torchrun) `StorageControl` serves it from object storage; beside an agent the same calls go
+through the agent's socket.
+The loop asks for a plan up to a horizon, never reads past it, obeys orders at step boundaries only, and hands over what
+must be committed.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ class Commit(Protocol):
 
 
 class Control(Protocol):
-    """What the loop needs from outside the gang; every call has a deadline and is made by every rank in the same order."""
+    """What the loop needs from outside; each call has a deadline and is made by every rank in the same order."""
 
     def open(self) -> Opening:
         """Opens the attempt (once a gang) and returns the same opening on every rank."""

@@ -1,4 +1,6 @@
-"""Small facts that rank 0 finds out and every rank must know, over the gang's key-value store: JSON only, a deadline on each wait."""
+"""Small facts that rank 0 finds out and every rank must know, over the gang's key-value store: JSON only, a deadline on
+each wait.
+"""
 
 from __future__ import annotations
 

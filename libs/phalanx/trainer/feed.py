@@ -1,4 +1,6 @@
-"""Turns step numbers into the batches that this rank feeds its model, one step ahead in a thread, never past the plan's horizon."""
+"""Turns step numbers into the batches that this rank feeds its model, one step ahead in a thread, never past the plan's
+horizon.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ import torch
 
 from phalanx.parallel import SlotBatch
 from phalanx.stream.batch import slots
-from phalanx.stream.windows import WindowReader, WindowBatch
+from phalanx.stream.windows import WindowBatch, WindowReader
 from phalanx.trainer.control import Plan
 
 
@@ -29,7 +31,9 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One step's input on this rank. valid_tokens: targets with a loss in the whole global batch. wait_s: how long the step waited."""
+    """One step's input on this rank. valid_tokens: targets with a loss in the whole global batch. wait_s: how long the
+    step waited.
+    """
 
     batch: SlotBatch
     valid_tokens: int
@@ -52,10 +56,17 @@ def to_device(windows: WindowBatch, num_slots: int, device: torch.device) -> Slo
     )
 
 
-def read_slots(reader: WindowReader, first_position: int, shape: BatchShape, device: torch.device) -> tuple[SlotBatch, WindowBatch]:
+def read_slots(
+    reader: WindowReader, first_position: int, shape: BatchShape, device: torch.device
+) -> tuple[SlotBatch, WindowBatch]:
     """This rank's slots of the global batch that starts at `first_position`, read and moved."""
     positions = slots(
-        first_position, shape.global_batch_size, shape.dp, shape.local_batch_size, shape.dp_rank, multiple_of=shape.multiple_of
+        first_position,
+        shape.global_batch_size,
+        shape.dp,
+        shape.local_batch_size,
+        shape.dp_rank,
+        multiple_of=shape.multiple_of,
     )
     windows = reader.read(positions.reshape(-1))
     return to_device(windows, len(positions), device), windows
@@ -79,7 +90,9 @@ class Feed:
         self._plan = plan
 
     def take(self, step: int) -> StepInput:
-        """The input of `step`; raises what reading it raised. Starts reading the step after it, if the plan reaches so far."""
+        """The input of `step`; raises what reading it raised. Starts reading the step after it, if the plan reaches so
+        far.
+        """
         assert step <= self._plan.horizon_step, f"step {step} lies past the horizon {self._plan.horizon_step}"
         started = time.perf_counter()
         future = self._ahead.pop(step, None) or self._pool.submit(self._read, step)

@@ -1,4 +1,6 @@
-"""A job on this machine: one fork server, gang after gang from the newest live checkpoint until the job is done, stopped or hopeless."""
+"""A job on this machine: one fork server, gang after gang from the newest live checkpoint until the job is done,
+stopped or hopeless.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,8 @@ def run_job(
 ) -> GangOutcome:
     """Runs the job to its end; see `gang.supervise` for what the outcome says.
 
-    on_event: every event of ranks and supervisor. on_start: each gang as it starts. debug_rank: gets this process's terminal and pdb, and
+    on_event: every event of ranks and supervisor. on_start: each gang as it starts. debug_rank: gets this process's
+    terminal and pdb, and
     no deadline counts. Raises PhalanxError when there is no terminal for it.
     """
     job = prepared.job
@@ -67,19 +70,29 @@ def run_job(
 
     budget = Budget(job.recovery.max_attempts_without_progress)
     return supervise(
-        start, budget, on_event, stop_grace_s=job.deadlines.stop_grace_s, deadlines_off=debug_rank is not None, stop=stop
+        start,
+        budget,
+        on_event,
+        stop_grace_s=job.deadlines.stop_grace_s,
+        deadlines_off=debug_rank is not None,
+        stop=stop,
     )
 
 
 def _start_debugged(server: ForkServer, order: GangOrder, debug_rank: int) -> Gang:
     if not 0 <= debug_rank < order.world_size:
         raise PhalanxError(
-            "--debug-rank", value=debug_rank, expected=f"a rank from 0 to {order.world_size - 1}", remedy="choose one of them"
+            "--debug-rank",
+            value=debug_rank,
+            expected=f"a rank from 0 to {order.world_size - 1}",
+            remedy="choose one of them",
         )
     try:
         terminal = Path("/dev/tty").open("r+b", buffering=0)  # noqa: SIM115 (closed below, on every path)
     except OSError as error:
         raise PhalanxError("--debug-rank", expected="a terminal", remedy="run it from an interactive shell") from error
     with terminal:
-        sys.stderr.write(f"phalanx: rank {debug_rank} has this terminal and pdb; ALL DEADLINES ARE OFF, a hang will not be found\n")
+        sys.stderr.write(
+            f"phalanx: rank {debug_rank} has this terminal and pdb; ALL DEADLINES ARE OFF, a hang will not be found\n"
+        )
         return server.start(replace(order, debug_rank=debug_rank), terminal.fileno())

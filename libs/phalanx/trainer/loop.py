@@ -46,7 +46,12 @@ def train(session: Session) -> Ending:
             refuse_update(session, word)
         model.zero_gradients()
         result = StepResult(
-            session.step, word.loss, word.gradient_norm, inputs.valid_tokens, time.perf_counter() - started, inputs.wait_s
+            session.step,
+            word.loss,
+            word.gradient_norm,
+            inputs.valid_tokens,
+            time.perf_counter() - started,
+            inputs.wait_s,
         )
         session.recorder.add(result, inputs.windows.rows)
         tell(session, result, lr_factor * job.optimizer.lr)
@@ -87,7 +92,12 @@ def agree(session: Session, loss: torch.Tensor, square_sum: torch.Tensor) -> Wor
     """Sums the ranks' parts of loss and squared norm, and joins their orders; the same on every rank."""
     orders = session.control.orders()
     flags = [float(Orders.STOP in orders), float(Orders.CHECKPOINT in orders), float(session.saver.busy)]
-    word = torch.cat((torch.stack((loss.detach(), square_sum)).double(), torch.tensor(flags, dtype=torch.float64, device=loss.device)))
+    word = torch.cat(
+        (
+            torch.stack((loss.detach(), square_sum)).double(),
+            torch.tensor(flags, dtype=torch.float64, device=loss.device),
+        )
+    )
     dist.all_reduce(word)
     loss_sum, square, stops, checkpoints, busy = word.tolist()
     joined = (Orders.STOP if stops else Orders.NONE) | (Orders.CHECKPOINT if checkpoints else Orders.NONE)
@@ -102,7 +112,7 @@ def refuse_update(session: Session, word: Word) -> None:
             f"step {session.step}",
             value=f"loss {word.loss}, gradient norm {word.gradient_norm}",
             expected="finite numbers, since training.non_finite is 'stop'",
-            remedy="lower optimizer.lr, or set training.non_finite = \"skip\" in a new job",
+            remedy='lower optimizer.lr, or set training.non_finite = "skip" in a new job',
         )
 
 

@@ -1,6 +1,8 @@
-"""AdamW over the plain local pieces of the parameters: the optimizer never learns of meshes, so its state has the parameters' boxes.
+"""AdamW over the plain local pieces of the parameters: the optimizer never learns of meshes, so its state has the
+parameters' boxes.
 
-Every local piece is fp32 and aliases the model's master storage. A piece may be empty on some ranks; it takes no part there.
+Every local piece is fp32 and aliases the model's master storage. A piece may be empty on some ranks; it takes no part
+there.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 class Optimizer:
     """One update of all parameters from plain local gradients, clipped by the global norm.
 
-    AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (2019), algorithm 2; tensors of rank 0 and 1 (norms, biases)
+    AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (2019), algorithm 2; tensors of rank 0 and 1
+    (norms, biases)
     are not decayed.
     """
 
@@ -50,7 +53,9 @@ class Optimizer:
         return [(h, p) for h, p in zip(self._held, self._params, strict=True) if p.numel()]
 
     def update(self, gradients: Sequence[torch.Tensor | None], gradient_norm: float, lr_factor: float) -> None:
-        """Applies one step; `gradients` are aligned with the parameters and are scaled in place by min(1, max_norm / norm)."""
+        """Applies one step; `gradients` are aligned with the parameters and are scaled in place by min(1, max_norm /
+        norm).
+        """
         scale = min(1.0, self._max_norm / (gradient_norm + 1e-6)) if self._max_norm > 0 else 1.0
         for param, gradient in zip(self._params, gradients, strict=True):
             param.grad = gradient if param.numel() else None

@@ -1,4 +1,4 @@
-"""Tells the gang what a rank is doing and by when it must be done, so that a silent rank is found and its stack shown."""
+"""Tells the gang what a rank is doing and by when it must be done, so that a silent rank is found."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ class DeadlineSection(Protocol):
 
 
 class Phases:
-    """Reports each phase as it is entered, with its own time budget; a rank is late when it neither leaves nor renews it in time."""
+    """Reports each phase as it is entered, with its own time budget; a rank is late when it neither leaves nor renews
+    it in time.
+    """
 
     def __init__(self, report: Callable[..., None], deadlines: DeadlineSection) -> None:
         self._report = report

@@ -1,6 +1,8 @@
-"""What can be known to be wrong before a rank starts: data, vocabulary, model class, storage, identity. No torch unless a class asks for it.
+"""What can be known to be wrong before a rank starts: data, vocabulary, model class, storage, identity. No torch unless
+a class asks for it.
 
-Everything found is a PhalanxError, as `phalanx.spec` raises for values. The result is all that ranks need, in plain JSON.
+Everything found is a PhalanxError, as `phalanx.spec` raises for values. The result is all that ranks need, in plain
+JSON.
 """
 
 from __future__ import annotations
@@ -34,10 +36,14 @@ class Prepared:
     tokenizer_digest: str
 
 
+def settings_at(job: Job, url: str) -> StorageSettings:
+    """How the job's `[storage]` says that the bucket of `url` is reached."""
+    return StorageSettings(**job.storage_settings(url).model_dump())
+
+
 def store_at(job: Job, url: str) -> ObjectStore:
-    """The store at `url` with the settings that the job's `[storage]` gives its bucket."""
-    section = job.storage_settings(url)
-    return open_store(url, StorageSettings(**section.model_dump()))
+    """The store at `url`, reached as the job's `[storage]` says."""
+    return open_store(url, settings_at(job, url))
 
 
 def job_store(job: Job) -> ObjectStore:
@@ -124,7 +130,7 @@ def _check_vocabulary(job: Job, split: Split) -> None:
             "model.args.vocab_size",
             value=vocab_size,
             expected=f"at least the tokenizer's {split.vocab_size} tokens",
-            remedy=f"set model.args.vocab_size = {split.vocab_size} or more, or prepare the data with a smaller tokenizer",
+            remedy=f"set it to {split.vocab_size} or more, or prepare the data with a smaller tokenizer",
         )
 
 
@@ -133,7 +139,11 @@ def _check_built(job: Job, layout: Layout) -> None:
     unbuilt = {
         "parallel.cp": (layout.cp, layout.cp > 1, "1: context parallelism is not in this version's trainer"),
         "parallel.ep": (layout.ep, layout.ep > 1, "1: expert parallelism is not in this version's trainer"),
-        "model.args.moe": ("given", getattr(job.model.args, "moe", None) is not None, "a dense model: experts are not in this version's trainer"),
+        "model.args.moe": (
+            "given",
+            getattr(job.model.args, "moe", None) is not None,
+            "a dense model: experts are not in this version's trainer",
+        ),
         "model.args.dropout": (
             getattr(job.model.args, "dropout", 0.0),
             getattr(job.model.args, "dropout", 0.0) > 0,
@@ -147,7 +157,9 @@ def _check_built(job: Job, layout: Layout) -> None:
     }
     for key, (value, is_wrong, expected) in unbuilt.items():
         if is_wrong:
-            raise PhalanxError(key, value=value, expected=expected, remedy="`phalanx plan` accepts it; `phalanx run` does not yet")
+            raise PhalanxError(
+                key, value=value, expected=expected, remedy="`phalanx plan` accepts it; `phalanx run` does not yet"
+            )
 
 
 def _check_model_class(job: Job) -> None:
@@ -159,11 +171,17 @@ def _check_model_class(job: Job) -> None:
         found = getattr(importlib.import_module(module_name), attribute, None)
     except ImportError as error:
         raise PhalanxError(
-            "model.class", value=name, expected="an importable package.module:Class", remedy=f"install it or fix the name ({error})"
+            "model.class",
+            value=name,
+            expected="an importable package.module:Class",
+            remedy=f"install it or fix the name ({error})",
         ) from error
     if not isinstance(found, type):
         raise PhalanxError(
-            "model.class", value=name, expected=f"a class in {module_name}", remedy=f"{module_name} has no class {attribute!r}"
+            "model.class",
+            value=name,
+            expected=f"a class in {module_name}",
+            remedy=f"{module_name} has no class {attribute!r}",
         )
 
 

@@ -22,7 +22,9 @@ def run_rank(context: RankContext) -> None:
 
 
 def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | None = None) -> None:
-    """Meets the other ranks, trains, and reports `finished` or `stopped`. debug_rank: trains under pdb; then no collective times out."""
+    """Meets the other ranks, trains, and reports `finished` or `stopped`. debug_rank: trains under pdb; then no
+    collective times out.
+    """
     import torch
     import torch.distributed as dist
 
@@ -36,7 +38,14 @@ def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | Non
     torch.use_deterministic_algorithms(job.training.deterministic)
     phases = Phases(context.report, deadlines)
     phases.enter("init", 0)
-    longest_s = max(deadlines.init_s, deadlines.restore_s, deadlines.first_step_s, deadlines.step_s, deadlines.save_s, deadlines.evaluation_s)
+    longest_s = max(
+        deadlines.init_s,
+        deadlines.restore_s,
+        deadlines.first_step_s,
+        deadlines.step_s,
+        deadlines.save_s,
+        deadlines.evaluation_s,
+    )
     backend = "nccl" if job.cluster.device == "cuda" else "gloo"
     timeout_s = 2 * longest_s if debug_rank is None else DEBUG_TIMEOUT_S
     rendezvous_store = init_process_group(context, timeout_s, backend)
@@ -68,10 +77,11 @@ def _train_in_debugger(session: Session) -> Ending:
 
     debugger = pdb.Pdb()
     try:
-        ending: Ending = debugger.runcall(train, session)
+        ending = debugger.runcall(train, session)
     except Exception as error:
         debugger.message(f"{type(error).__name__}: {error}")
         debugger.reset()
         debugger.interaction(None, error.__traceback__)
         raise
+    assert ending is not None, "pdb was quit before the loop had ended"
     return ending

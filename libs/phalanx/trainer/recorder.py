@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -26,10 +26,13 @@ class StepResult:
 class Recorder:
     """Rows of the steps since the last checkpoint.
 
-    records_windows: one rank of each data-parallel rank writes down what it read. records_steps: one rank of the gang writes the steps.
+    records_windows: one rank of each data-parallel rank writes down what it read. records_steps: one rank of the gang
+    writes the steps.
     """
 
-    def __init__(self, lineage: Lineage, attempt: int, rank: int, start_step: int, *, records_windows: bool, records_steps: bool) -> None:
+    def __init__(
+        self, lineage: Lineage, attempt: int, rank: int, start_step: int, *, records_windows: bool, records_steps: bool
+    ) -> None:
         self._lineage, self._attempt, self._rank = lineage, attempt, rank
         self._records_windows, self._records_steps = records_windows, records_steps
         self._last_step = start_step
@@ -46,7 +49,7 @@ class Recorder:
             self._steps.append(result)
 
     def hand_over(self, last_step: int) -> Callable[[], tuple[ObjectRef, ...]]:
-        """Starts anew behind `last_step`; returns what stores the rows up to it (to be called off the training thread)."""
+        """Starts anew behind `last_step`; returns what stores the rows up to it, off the training thread."""
         first_step, self._last_step = self._last_step + 1, last_step
         windows, self._windows = self._windows, []
         steps, self._steps = self._steps, []
@@ -62,7 +65,11 @@ class Recorder:
 
 def _step_rows(results: list[StepResult]) -> StepRows:
     """The results as columns."""
-    dtypes = {"step": np.int64, "valid_tokens": np.int64}
-    rows = [asdict(result) for result in results]
-    names = StepRows.__dataclass_fields__
-    return StepRows(**{name: np.array([row[name] for row in rows], dtype=dtypes.get(name, np.float64)) for name in names})
+    return StepRows(
+        step=np.array([result.step for result in results], dtype=np.int64),
+        loss=np.array([result.loss for result in results], dtype=np.float64),
+        gradient_norm=np.array([result.gradient_norm for result in results], dtype=np.float64),
+        valid_tokens=np.array([result.valid_tokens for result in results], dtype=np.int64),
+        step_time_s=np.array([result.step_time_s for result in results], dtype=np.float64),
+        data_wait_s=np.array([result.data_wait_s for result in results], dtype=np.float64),
+    )

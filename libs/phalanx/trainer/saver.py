@@ -1,4 +1,6 @@
-"""When and how a rank saves: capture, background upload, commit; one save in flight, and its failure ends the attempt by name."""
+"""When and how a rank saves: capture, background upload, commit; one save in flight, and its failure ends the attempt
+by name.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What every manifest of an attempt says besides step and loader: digests of identity, placement, code; the world's size."""
+    """What every manifest of an attempt says besides step and loader: digests of identity, placement, code; the world's
+    size.
+    """
 
     attempt: int
     world_size: int
@@ -78,7 +82,9 @@ class Saver:
         return self._flight is not None
 
     def save(self, loader: LoaderState, journal_digest: str, schedule: dict[str, int | float]) -> None:
-        """Takes the checkpoint of the state after `loader.step`; returns when the tensors are copied. Saving a step twice is one save."""
+        """Takes the checkpoint of the state after `loader.step`; returns when the tensors are copied. Saving a step
+        twice is one save.
+        """
         if loader.step == self.last_step:
             return
         self.finish()
@@ -91,7 +97,9 @@ class Saver:
         """Whether the due save is left out by policy; every rank must ask with the same value."""
         if any_rank_busy and self._when_busy == "skip":
             self.num_skipped += 1
-            _LOG.warning("a checkpoint was due while the last one was still being written: left out (checkpoint.when_busy)")
+            _LOG.warning(
+                "a checkpoint was due while the last one was still being written: left out (checkpoint.when_busy)"
+            )
             return True
         return False
 

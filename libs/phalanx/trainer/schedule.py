@@ -20,9 +20,11 @@ class ScheduleSection(Protocol):
 
 
 def learning_rate_factor(step: int, schedule: ScheduleSection) -> float:
-    """Factor on the peak learning rate for `step` (1-based): linear warm-up, then decay to `min_lr_factor` at `total_steps`.
+    """Factor on the peak learning rate for `step` (1-based): linear warm-up, then decay to `min_lr_factor` at
+    `total_steps`.
 
-    Cosine: Loshchilov and Hutter, "SGDR" (2017), equation 5, one period without restarts. Past `total_steps` the floor holds.
+    Cosine: Loshchilov and Hutter, "SGDR" (2017), equation 5, one period without restarts. Past `total_steps` the floor
+    holds.
     """
     if step <= schedule.warmup_steps:
         return step / schedule.warmup_steps

@@ -1,4 +1,6 @@
-"""Builds what one rank trains with: mesh, model, optimizer, feed, recorder, saver, evaluator, all from the prepared job and the opening."""
+"""Builds what one rank trains with: mesh, model, optimizer, feed, recorder, saver, evaluator, all from the prepared job
+and the opening.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ from phalanx.trainer.saver import Saver, Stamp
 
 @dataclass(slots=True)
 class Session:
-    """One rank's training, ready for the step after `step`. position: window position at which that step's batch starts."""
+    """One rank's training, ready for the step after `step`. position: window position at which that step's batch
+    starts.
+    """
 
     prepared: Prepared
     rank: int
@@ -80,7 +84,13 @@ def reader_of(prepared: Prepared, url: str) -> WindowReader:
 
 
 def build_session(
-    prepared: Prepared, rank: int, control: Control, lineage: Lineage, store: ObjectStore, phases: Phases, report: Callable[..., None]
+    prepared: Prepared,
+    rank: int,
+    control: Control,
+    lineage: Lineage,
+    store: ObjectStore,
+    phases: Phases,
+    report: Callable[..., None],
 ) -> Session:
     """Opens the attempt and builds the rank; the model holds initial weights, or those of the parent checkpoint."""
     job, layout = prepared.job, prepared.layout
@@ -103,12 +113,20 @@ def build_session(
         multiple_of=multiple_of(job.parallel.schedule, layout.pp),
     )
     feed = Feed(reader_of(prepared, job.data.train), shape, device, opening.plan)
-    recorder = Recorder(lineage, opening.attempt, rank, start_step, records_windows=mesh.is_reader, records_steps=rank == 0)
+    recorder = Recorder(
+        lineage, opening.attempt, rank, start_step, records_windows=mesh.is_reader, records_steps=rank == 0
+    )
     saver = Saver(
         control,
         Writer(store, rank, layout.world_size, deadline_s=job.deadlines.save_s),
         recorder,
-        Stamp(opening.attempt, layout.world_size, prepared.identity_digest, prepared.placement_digest, prepared.code_digest),
+        Stamp(
+            opening.attempt,
+            layout.world_size,
+            prepared.identity_digest,
+            prepared.placement_digest,
+            prepared.code_digest,
+        ),
         lambda: state_of(model, optimizer),
         interval=job.checkpoint.interval,
         when_busy=job.checkpoint.when_busy,
@@ -120,11 +138,26 @@ def build_session(
         evaluation_shape = replace(shape, global_batch_size=job.validation.windows)
         evaluator = Evaluator(model, reader_of(prepared, job.data.held_out), evaluation_shape, device)
     return Session(
-        prepared, rank, mesh, model, optimizer, feed, recorder, saver, evaluator, control, opening, phases, report, start_step
+        prepared,
+        rank,
+        mesh,
+        model,
+        optimizer,
+        feed,
+        recorder,
+        saver,
+        evaluator,
+        control,
+        opening,
+        phases,
+        report,
+        start_step,
     )
 
 
-def _restore(parent: Manifest, control: Control, store: ObjectStore, model: ParallelModel, optimizer: Optimizer) -> None:
+def _restore(
+    parent: Manifest, control: Control, store: ObjectStore, model: ParallelModel, optimizer: Optimizer
+) -> None:
     try:
         restore(store, parent, state_of(model, optimizer))
     except DamagedCheckpoint as error:

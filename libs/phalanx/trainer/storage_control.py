@@ -1,7 +1,10 @@
-"""Control from object storage alone, for `phalanx run` and torchrun: rank 0 decides with the lineage, the others learn it from rank 0.
+"""Control from object storage alone, for `phalanx run` and torchrun: rank 0 decides with the lineage, the others learn
+it from rank 0.
 
-Rank 0 opens the attempt, reads the journal whenever the horizon is renewed, and commits checkpoints in a background thread. An order
-comes as a signal to any rank (SIGINT or SIGTERM: stop; SIGUSR1: checkpoint now) and takes effect at the next step boundary.
+Rank 0 opens the attempt, reads the journal whenever the horizon is renewed, and commits checkpoints in a background
+thread. An order
+comes as a signal to any rank (SIGINT or SIGTERM: stop; SIGUSR1: checkpoint now) and takes effect at the next step
+boundary.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 from phalanx.core.errors import OutsideError
@@ -22,6 +26,7 @@ from phalanx.trainer.exchange import Exchange
 
 HORIZON_STEPS = 16
 ZERO_WEIGHT_KINDS = ("skip", "damage")
+ORDER_SIGNALS = {signal.SIGINT: Orders.STOP, signal.SIGTERM: Orders.STOP, signal.SIGUSR1: Orders.CHECKPOINT}
 DAMAGED_CHECKPOINT_KIND = "damaged_checkpoint"
 
 
@@ -35,7 +40,9 @@ class Proposal:
 
 
 class StorageControl:
-    """`Control` over a lineage. store: rooted at the job. Ranks other than 0 touch storage only for what they read and write themselves."""
+    """`Control` over a lineage. store: rooted at the job. Ranks other than 0 touch storage only for what they read and
+    write themselves.
+    """
 
     def __init__(
         self,
@@ -107,8 +114,11 @@ class StorageControl:
 
     def listen(self) -> None:
         """Takes orders as signals from now on; call in the main thread."""
-        for number, order in ((signal.SIGINT, Orders.STOP), (signal.SIGTERM, Orders.STOP), (signal.SIGUSR1, Orders.CHECKPOINT)):
-            signal.signal(number, lambda _number, _frame, order=order: self.give(order))
+        for number in ORDER_SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.give(ORDER_SIGNALS[signal.Signals(number)])
 
     def give(self, order: Orders) -> None:
         """Adds an order; it takes effect at the next step boundary."""
@@ -162,10 +172,14 @@ class _Committing:
 
 
 def damaged_checkpoints(lineage: Lineage) -> frozenset[CheckpointRef]:
-    """Checkpoints that some attempt, live or not, could not restore from; a new attempt must not name them as its parent."""
+    """Checkpoints that some attempt, live or not, could not restore from; a new attempt must not name them as its
+    parent.
+    """
     entries = (entry for attempt in lineage.attempts() for entry in lineage.journal(attempt.number))
     return frozenset(
-        CheckpointRef(entry.payload["attempt"], entry.payload["step"]) for entry in entries if entry.kind == DAMAGED_CHECKPOINT_KIND
+        CheckpointRef(entry.payload["attempt"], entry.payload["step"])
+        for entry in entries
+        if entry.kind == DAMAGED_CHECKPOINT_KIND
     )
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
 from phalanx.cli.config import AsJson, JobFile, Overrides
 from phalanx.cli.output import print_json
 from phalanx.core.errors import PhalanxError
@@ -54,11 +55,12 @@ def prepare(
     as_json: AsJson = False,
 ) -> None:
     """Turn text into WebDataset shards with a tokenizer and two splits; started again after a kill, it continues."""
+    from rich.console import Console
+
     from phalanx.cli.data_display import PrepareDisplay, print_report
     from phalanx.data.prepare import PrepareSettings, source_of
     from phalanx.data.prepare import prepare as run_preparation
     from phalanx.objects import open_store
-    from rich.console import Console
 
     settings = PrepareSettings(vocab_size, tokenizer, eos_token, held_out_fraction, max_bytes, shard_tokens)
     with PrepareDisplay(Console(stderr=True)) as display:
@@ -96,13 +98,54 @@ def show(url: Url, as_json: AsJson = False) -> None:
         typer.echo("")
 
 
-def verify(url: Url, as_json: AsJson = False) -> None:
-    """Check every byte of a split or dataset against its digests; exit 1 where something is damaged."""
+def verify(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="URL|JOB", help="Dataset or split folder, or a job file (.toml).", show_default=False),
+    ],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every byte of a dataset against its digests; or, for a job file, prove from the step records that its run
+    read each window exactly once. Exit 1 where something is damaged or does not hold."""
+    if target.endswith(".toml"):
+        _verify_job(Path(target), overrides or (), as_json)
+    else:
+        _verify_dataset(target, as_json)
+
+
+def _verify_job(job_file: Path, overrides: Sequence[str], as_json: bool) -> None:
+    from phalanx.data.job_proof import JobData, prove_job
+    from phalanx.lineage import Lineage
+    from phalanx.spec import load_job
+    from phalanx.trainer.preflight import job_store, settings_at, store_at
+
+    job = load_job(job_file, overrides)
+    url = job.data.train
+    proof = prove_job(job, JobData(Lineage(job_store(job)), store_at(job, url), url, settings_at(job, url)))
+    if as_json:
+        print_json({**asdict(proof), "ok": proof.ok})
+    else:
+        for mismatch in proof.mismatches:
+            typer.echo(mismatch)
+        typer.echo(
+            f"{proof.windows:,} windows of {proof.steps:,} steps on the live lineage: {proof.samples_missing} missing, "
+            f"{proof.samples_repeated} repeated, {proof.num_mismatches} wrong; {proof.bytes_compared:,} bytes compared "
+            f"with a reading by webdataset; {proof.steps_redone} recorded steps were redone"
+        )
+        if not proof.steps:
+            typer.echo("no checkpoint is committed yet: there is nothing to prove")
+    if not proof.ok:
+        raise typer.Exit(1)
+
+
+def _verify_dataset(url: str, as_json: bool) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
     from phalanx.data.catalog import splits_at
     from phalanx.data.verification import verify_split
     from phalanx.objects import open_store
-    from rich.console import Console
-    from rich.progress import Progress
 
     splits, checks, damages = splits_at(open_store(url)), 0, []
     with Progress(console=Console(stderr=True), transient=True) as progress:

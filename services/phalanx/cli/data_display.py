@@ -8,11 +8,12 @@ import time
 from types import TracebackType
 from typing import Self
 
-from phalanx.data.prepare import Phase, PrepareReport, Progress
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.table import Table
+
+from phalanx.data.prepare import Phase, PrepareReport, Progress
 
 _TITLES = {Phase.TOKENIZER: "train tokenizer", Phase.SHARDS: "write shards"}
 

@@ -1,4 +1,6 @@
-"""Shows a run to a person: a bar and a line a step on a terminal, plain lines elsewhere; incidents always stay on the screen."""
+"""Shows a run to a person: a bar and a line a step on a terminal, plain lines elsewhere; incidents always stay on the
+screen.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class RunDisplay:
         self._progress.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._progress.stop()
 
     def observe(self, event: Event) -> None:
@@ -51,7 +55,10 @@ class RunDisplay:
             case "committed":
                 self._say(f"checkpoint of step {fields['step']} committed", "green")
             case "non_finite" if event.rank == 0:
-                self._say(f"step {fields['step']}: loss {fields['loss']}, norm {fields['gradient_norm']}: update left out", "yellow")
+                self._say(
+                    f"step {fields['step']}: loss {fields['loss']}, norm {fields['gradient_norm']}: update left out",
+                    "yellow",
+                )
             case "incident":
                 where = f" at {fields['where']}" if fields["where"] else ""
                 after = "the next attempt follows" if fields["retry"] else "no further attempt"
@@ -60,7 +67,10 @@ class RunDisplay:
                 if fields["kind"] == "hang" and fields["detail"]:
                     self._say(fields["detail"])
             case "stopping":
-                self._say(f"stopping: a checkpoint is committed first (at most {fields['grace_s']:g} s; again to kill)", "yellow")
+                self._say(
+                    f"stopping: a checkpoint is committed first (at most {fields['grace_s']:g} s; again to kill)",
+                    "yellow",
+                )
             case "killing":
                 self._say("killed: the work since the last checkpoint will be done again", "red")
             case _:
@@ -72,7 +82,10 @@ class RunDisplay:
         numbers = f"loss {_number(fields['loss'])}  norm {_number(fields['gradient_norm'])}  {rate:,.0f} tokens/s"
         self._progress.update(self._task, completed=fields["step"], numbers=numbers)
         if not self._console.is_terminal:
-            self._say(f"step {fields['step']}/{self._total_steps}  {numbers}  lr {fields['lr']:.3g}  {fields['step_time_s']:.2f} s")
+            self._say(
+                f"step {fields['step']}/{self._total_steps}  {numbers}  "
+                f"lr {fields['lr']:.3g}  {fields['step_time_s']:.2f} s"
+            )
 
     def _say(self, text: str, style: str | None = None) -> None:
         self._console.print(f"{self._title}: {text}", style=style, markup=False, highlight=False, soft_wrap=True)

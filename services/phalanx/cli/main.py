@@ -1,4 +1,6 @@
-"""`phalanx`: assembles the command groups; each group is one file beside this one and imports what is heavy inside its commands."""
+"""`phalanx`: assembles the command groups; each group is one file beside this one and imports what is heavy inside its
+commands.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import sys
 
 import typer
 
-from phalanx.cli import checkpoint, config, data, demo, plan, run
+from phalanx.cli import checkpoint, config, data, demo, doctor, plan, run
 from phalanx.cli.errors import run_reporting_errors
 
 app = typer.Typer(
@@ -15,7 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Pre-train large language models on many GPUs and keep the run alive.",
 )
-for group in (run, demo, config, data, checkpoint, plan):
+for group in (run, demo, config, data, checkpoint, plan, doctor):
     group.register(app)
 
 
@@ -25,5 +27,7 @@ def _group() -> None:
 
 
 def main() -> None:
-    """Entry point of the `phalanx` command: exit 0 on success, 1 when something failed, 2 when the user must change something."""
+    """Entry point of the `phalanx` command: exit 0 on success, 1 when something failed, 2 when the user must change
+    something.
+    """
     sys.exit(run_reporting_errors(app))

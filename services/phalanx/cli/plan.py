@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
+
 from phalanx.cli.config import AsJson, JobFile, Overrides, World
 from phalanx.core.errors import PhalanxError
 

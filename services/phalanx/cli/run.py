@@ -21,18 +21,26 @@ def register(app: typer.Typer) -> None:
 
 def run(
     job: Annotated[Path, typer.Argument(help="The job file.")],
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the job file.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the job file.")
+    ] = None,
     nproc: Annotated[int | None, typer.Option(help="Ranks on this machine (overrides cluster.nproc).")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda (overrides cluster.device).")] = None,
-    debug_rank: Annotated[int | None, typer.Option(help="Give this rank the terminal and pdb; switches all deadlines off.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end; progress goes to stderr.")] = False,
+    debug_rank: Annotated[
+        int | None, typer.Option(help="Give this rank the terminal and pdb; switches all deadlines off.")
+    ] = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end; progress goes to stderr.")
+    ] = False,
 ) -> int:
     """Train on this machine. Ctrl-C commits a checkpoint and exits; the same command goes on from it, in any layout."""
     from rich.console import Console
 
     from phalanx.cli.display import RunDisplay
-    from phalanx.gang import StopSignals
+    from phalanx.gang import Event, StopSignals
     from phalanx.spec import load_job
+    from phalanx.spec.effects import without_effect
+    from phalanx.trainer.figures import Figures
     from phalanx.trainer.local import fork_server, run_job
     from phalanx.trainer.preflight import prepare
 
@@ -50,8 +58,20 @@ def run(
     console = Console(stderr=True)
     with StopSignals() as stop:
         prepared = prepare(spec, spec.cluster.world_size)
-        with RunDisplay(console, spec.training.steps, spec.job.name) as display, fork_server() as server:
-            outcome = run_job(prepared, server, display.observe, stop=stop, debug_rank=debug_rank)
+        for warning in without_effect(spec, prepared.layout):
+            console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        with (
+            RunDisplay(console, spec.training.steps, spec.job.name) as display,
+            Figures(spec) as figures,
+            fork_server() as server,
+        ):
+
+            def on_event(event: Event) -> None:
+                display.observe(event)
+                if event.rank == 0:
+                    figures.observe(event.kind, event.fields)
+
+            outcome = run_job(prepared, server, on_event, stop=stop, debug_rank=debug_rank)
     summary = summary_of(display.tally, outcome.state)
     if json:
         print_json(summary)

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import xxhash
+
 from phalanx.lineage import Lineage, WindowRows
 from phalanx.stream.order import SegmentColumns
 

@@ -14,6 +14,9 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
 from phalanx.core.box import whole
 from phalanx.core.errors import PhalanxError
 from phalanx.gang.context import RankContext
@@ -22,8 +25,6 @@ from phalanx.models import Decoder, DecoderArgs
 from phalanx.parallel import ParallelModel, SlotBatch, build_mesh, multiple_of
 from phalanx.parallel.initialise import fill
 from phalanx.spec import Job, Layout, parse_job
-from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
 
 SEQ_LEN, NUM_WINDOWS, SEED = 16, 8, 5
 MODEL = {"dim": 32, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 48, "vocab_size": 96}

@@ -7,14 +7,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 from parity import names_of, write_reference
+from safetensors.torch import load_file
+
 from phalanx.gang.fork_server import ForkServer
 from phalanx.gang.testing import run_gang
-from safetensors.torch import load_file
 
 pytestmark = pytest.mark.distributed
 
@@ -30,7 +30,9 @@ REFERENCES: dict[str, dict[str, Any]] = {
 }
 
 
-def _case(reference: str = "base", *, dtype: str = "float32", recompute: str = "none", **parallel: Any) -> dict[str, Any]:
+def _case(
+    reference: str = "base", *, dtype: str = "float32", recompute: str = "none", **parallel: Any
+) -> dict[str, Any]:
     return {
         "reference": reference,
         "model": REFERENCES[reference],
@@ -141,7 +143,10 @@ def test_zero3_with_a_zero_bubble_schedule_is_still_silently_wrong_in_torch(
     fork_server: ForkServer, references: dict[str, str], schedule: str
 ) -> None:
     """When this fails torch has mended it: lift the refusal in `check_pipeline`."""
-    arguments = {"cases": {"wrong": _unchecked(pp=2, schedule=schedule, zero=3, stages_per_rank=2)}, "references": references}
+    arguments = {
+        "cases": {"wrong": _unchecked(pp=2, schedule=schedule, zero=3, stages_per_rank=2)},
+        "references": references,
+    }
     row = run_gang(fork_server, 4, "parity:run_unchecked", arguments)[0]["wrong"]
     assert max(row["gradient_errors"].values()) > 0.1
     assert abs(row["losses"][1] - row["losses"][0]) < 1e-5, "the loss is right all the same: nothing shows"

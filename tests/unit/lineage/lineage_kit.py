@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 import numpy as np
+
 from phalanx.core.digest import digest_of, sha256
 from phalanx.lineage import (
     Attempt,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from lineage_kit import an_attempt
+
 from phalanx.lineage import CheckpointRef, DamagedObject, JournalEntry, live_chain, live_checkpoints, live_journal
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from lineage_kit import CODE, IDENTITY, a_manifest, an_attempt
+
 from phalanx.core.digest import canonical_json, digest_of
 from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, JobRecord, JournalEntry, Manifest, ObjectRef
 from phalanx.lineage.encoding import decode, encode

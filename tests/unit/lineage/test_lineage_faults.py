@@ -19,6 +19,7 @@ from lineage_kit import (
     step_rows,
     window_rows,
 )
+
 from phalanx.lineage import CheckpointRef, Lineage, live_chain
 from phalanx.objects import ObjectStore
 

@@ -12,10 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from lineage_kit import CODE, IDENTITY, a_manifest, an_attempt, step_rows, window_rows
+from safetensors.numpy import load_file
+
 from phalanx.lineage import CheckpointRef, JobRecord, JournalEntry, ObjectRef, RecordsName, WindowRows, journal_digest
 from phalanx.lineage.encoding import decode, encode
 from phalanx.lineage.records import decode_records, encode_records
-from safetensors.numpy import load_file
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "lineage"
 NAME = RecordsName(attempt=2, rank=1, first_step=1, last_step=2)

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from lineage_kit import a_manifest, memory_store, open_next
+
 from phalanx.lineage import CheckpointRef, Lineage, live_chain, live_checkpoints, live_journal
 
 

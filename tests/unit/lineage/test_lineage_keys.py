@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from phalanx.lineage import CheckpointRef, RecordsName, keys
 
 REF = CheckpointRef(3, 40)

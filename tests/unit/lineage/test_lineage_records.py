@@ -9,9 +9,10 @@ import dataclasses
 import numpy as np
 import pytest
 from lineage_kit import memory_store, step_rows, window_rows
+from safetensors.numpy import load, save
+
 from phalanx.lineage import DamagedObject, Lineage, ObjectRef, RecordsName, StepRows, WindowRows
 from phalanx.lineage.records import decode_records, encode_records
-from safetensors.numpy import load, save
 
 NAME = RecordsName(attempt=1, rank=0, first_step=1, last_step=2)
 

@@ -18,6 +18,7 @@ from lineage_kit import (
     step_rows,
     window_rows,
 )
+
 from phalanx.core.digest import sha256
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, ObjectRef, journal_digest, keys, live_chain

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from phalanx.core.box import Box, whole
 from phalanx.models.protocol import Initial
 from phalanx.parallel.initialise import CHUNK_ELEMENTS, fill, initial_key, normal_numpy
@@ -18,7 +19,9 @@ NORMAL = Initial(std=0.02)
 GOLDEN = [-0.016530392691493034, -0.0006993095739744604, 0.018699336796998978, 0.022975552827119827]
 
 
-def _filled(box: Box, shape: tuple[int, ...] = SHAPE, seed: int = 1, name: str = "w", initial: Initial = NORMAL) -> torch.Tensor:
+def _filled(
+    box: Box, shape: tuple[int, ...] = SHAPE, seed: int = 1, name: str = "w", initial: Initial = NORMAL
+) -> torch.Tensor:
     local = torch.empty(box.shape)
     fill(local, box, shape, initial, seed, name)
     return local

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from torch.distributed.pipelining import schedules as torch_schedules
+
 from phalanx.core.errors import PhalanxError
 from phalanx.parallel.pipeline import check_pipeline
 from phalanx.parallel.schedules import SCHEDULES, is_v_shaped, multiple_of, schedule_named, stages_of
-from torch.distributed.pipelining import schedules as torch_schedules
 
 
 @pytest.mark.parametrize("name", SCHEDULES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+
 from phalanx.parallel.loss import token_sum_cross_entropy
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import typer
+
 from phalanx.cli import plan
 from phalanx.cli.errors import run_reporting_errors
 

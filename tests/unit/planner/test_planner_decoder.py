@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from phalanx.models import Decoder, DecoderArgs
 from phalanx.planner import ModelShape, RunShape, count_parameters, positions, rank_parameters
 from phalanx.spec import Layout

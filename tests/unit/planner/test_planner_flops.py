@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+
 from phalanx.planner import ModelShape, count_parameters, token_flops
 
 SMALL = ModelShape(dim=8, n_layers=3, n_heads=4, n_kv_heads=2, ffn_dim=20, vocab_size=10)

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from phalanx.core.errors import PhalanxError
 from phalanx.planner import (
     ModelShape,

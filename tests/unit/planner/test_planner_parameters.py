@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from phalanx.planner import ModelShape, RunShape, count_parameters, positions, rank_parameters
 from phalanx.planner.stages import split_layers
 from phalanx.spec import Layout

@@ -12,6 +12,7 @@ import pytest
 import xxhash
 from hypothesis import example, given
 from hypothesis import strategies as st
+
 from phalanx.core.digest import digest_of, sha256
 from phalanx.data.proof import MAX_NAMED, Proof, ShardCache, Spans, prove
 from phalanx.lineage import CheckpointRef, Lineage, LoaderState, Manifest, ObjectRef, WindowRows, journal_digest

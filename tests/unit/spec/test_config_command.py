@@ -6,10 +6,11 @@ import tomllib
 
 import pytest
 import typer
+from spec_samples import SMALL
+
 from phalanx.cli import config
 from phalanx.cli.errors import run_reporting_errors
 from phalanx.spec.toml import toml_text
-from spec_samples import SMALL
 
 
 @pytest.fixture

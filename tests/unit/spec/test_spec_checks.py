@@ -5,11 +5,12 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from spec_samples import sample, tables
+
 from phalanx.core.errors import Problems
 from phalanx.spec import Layout, Parallel, parse_job
 from phalanx.spec.checks import resolve_axes
 from phalanx.spec.effects import without_effect
-from spec_samples import sample, tables
 
 MOE = {"num_experts": 8, "top_k": 2, "expert_ffn_dim": 128}
 EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "moe": MOE}}

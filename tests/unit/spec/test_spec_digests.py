@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import pytest
-from phalanx.core.errors import PhalanxError
 from spec_samples import sample
+
+from phalanx.core.errors import PhalanxError
 
 DATA = {"train": "sha256:" + "ab" * 32}
 

@@ -3,9 +3,10 @@ from __future__ import annotations
 import datetime
 
 import pytest
+from spec_samples import tables
+
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.spec import load_job, parse_job
-from spec_samples import tables
 
 
 def problems_of(raw, world_size=None):

@@ -3,12 +3,13 @@ from __future__ import annotations
 import re
 
 import pytest
+from pydantic import ValidationError
+from spec_samples import sample, tables
+
 from phalanx.spec import Mark, all_keys, parse_job
 from phalanx.spec.foreign import NO_EQUIVALENT, SAME_MEANING
 from phalanx.spec.job import Job
 from phalanx.spec.keys import Section, describe, key, mark_of, walk_fields, walk_sections
-from pydantic import ValidationError
-from spec_samples import sample, tables
 
 
 @pytest.mark.parametrize("name, field", list(walk_fields(Job)))

@@ -5,12 +5,13 @@ import tomllib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from spec_samples import SMALL, sample
+
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.spec import load_job, parse_job
 from phalanx.spec.job import plain
 from phalanx.spec.source import apply_overrides
 from phalanx.spec.toml import toml_text
-from spec_samples import SMALL, sample
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from phalanx.spec import load_job
 from phalanx.spec.effects import without_effect
 from phalanx.spec.reference import reference

@@ -19,9 +19,13 @@ def register(app: typer.Typer) -> None:
 
 def demo(
     folder: Annotated[Path, typer.Option("--dir", help="Working folder; made anew by each demo.")] = Path("runs/demo"),
-    json: Annotated[bool, typer.Option("--json", help="Print one JSON object at the end; progress goes to stderr.")] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object at the end; progress goes to stderr.")
+    ] = False,
 ) -> int:
-    """Prepare a corpus, train on 8 ranks, lose one, change the layout, prove that nothing was lost, export (about 3 minutes)."""
+    """Prepare a corpus, train on 8 ranks, lose one, change the layout, prove that nothing was lost, export (about 3
+    minutes).
+    """
     from rich.console import Console
 
     from phalanx.cli.demo.folder import fresh_folder
@@ -47,7 +51,9 @@ def demo(
 
 
 def summary_of(story: Story, wall_s: float) -> dict[str, Any]:
-    """What `--json` prints. Samples are windows; recovery_s runs from SIGKILL to the first finished step, and its parts follow."""
+    """What `--json` prints. Samples are windows; recovery_s runs from SIGKILL to the first finished step, and its parts
+    follow.
+    """
     found, trouble, tally = story.found, story.trouble, story.found.tally
     assert found.proof is not None and found.small_proof is not None and found.export_dir is not None
     recovery_s, ready_s = trouble.recovery_s, trouble.ready_again_s
@@ -78,6 +84,8 @@ def _print_table(console: Any, summary: dict[str, Any]) -> None:
 
     table = Table(title="phalanx demo", show_header=False)
     for name, value in summary.items():
-        shown = f"{value:,.4g}" if isinstance(value, float) else ", ".join(value) if isinstance(value, list) else str(value)
+        shown = (
+            f"{value:,.4g}" if isinstance(value, float) else ", ".join(value) if isinstance(value, list) else str(value)
+        )
         table.add_row(name, shown)
     console.print(table)

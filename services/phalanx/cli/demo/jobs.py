@@ -1,4 +1,6 @@
-"""The jobs of the demo: the main one in its two layouts, its single-process reference, and the two-epoch job on a small corpus."""
+"""The jobs of the demo: the main one in its two layouts, its single-process reference, and the two-epoch job on a small
+corpus.
+"""
 
 from __future__ import annotations
 

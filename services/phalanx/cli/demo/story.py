@@ -1,4 +1,4 @@
-"""What the demo does, chapter by chapter: prepare, run, lose a rank, change the layout, prove, compare, export, sample."""
+"""The demo, chapter by chapter: prepare, run, lose a rank, change the layout, prove, compare, export, sample."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from phalanx.lineage import Lineage
 from phalanx.objects import open_store
 from phalanx.spec import Job, Layout, load_job
 from phalanx.trainer.local import run_job
-from phalanx.trainer.preflight import job_store, prepare, store_at
+from phalanx.trainer.preflight import job_store, prepare, settings_at, store_at
 from phalanx.trainer.tally import Tally
 
 CORPUS_BYTES = 8_000_000
@@ -50,7 +50,9 @@ class Findings:
 
 
 class Story:
-    """One telling. stop: signals that reach it; one that the story did not ask for itself ends it with KeyboardInterrupt."""
+    """One telling. stop: signals that reach it; one that the story did not ask for itself ends it with
+    KeyboardInterrupt.
+    """
 
     def __init__(self, folder: Path, console: Console, stop: StopSignals, server: ForkServer) -> None:
         self._folder, self._console, self._stop, self._server = folder, console, stop, server
@@ -61,17 +63,26 @@ class Story:
     def prepare(self) -> Path:
         """Corpora, tokenizers, shards; returns the main job file."""
         self._title("1. A corpus: the source files of the Python standard library (up to 8 MB) as WebDataset shards")
-        main = self._prepare_corpus(CORPUS_BYTES, "corpus", PrepareSettings(4096, shard_tokens=1 << 19, held_out_fraction=0.02))
+        main = self._prepare_corpus(
+            CORPUS_BYTES, "corpus", PrepareSettings(4096, shard_tokens=1 << 19, held_out_fraction=0.02)
+        )
         held_out = 0 if main.held_out is None else main.held_out.num_tokens
-        self._say(f"{main.train.num_documents:,} documents, {main.train.num_tokens:,} tokens to train on, {held_out:,} held out")
-        small = self._prepare_corpus(SMALL_CORPUS_BYTES, "small", PrepareSettings(1024, shard_tokens=1 << 15, held_out_fraction=0.0))
+        self._say(
+            f"{main.train.num_documents:,} documents, {main.train.num_tokens:,} tokens, and {held_out:,} held out"
+        )
+        small = self._prepare_corpus(
+            SMALL_CORPUS_BYTES, "small", PrepareSettings(1024, shard_tokens=1 << 15, held_out_fraction=0.0)
+        )
         self._small_epoch_tokens = small.train.num_tokens
         return jobs.write_job(self._folder)
 
     def train(self, path: Path) -> Job:
         """Both layouts of the main job; returns it as it was at the end."""
         first, second = load_job(path), load_job(path, jobs.SECOND_LAYOUT)
-        self._title(f"2. Training on 8 ranks in bf16 (pp 2 x dp_shard 2 x tp 2, interleaved 1F1B); rank {VICTIM_RANK} gets SIGKILL on the way")
+        self._title(
+            "2. Training on 8 ranks in bf16: pp 2 x dp_shard 2 x tp 2, interleaved 1F1B; "
+            f"rank {VICTIM_RANK} gets SIGKILL on the way"
+        )
         with RunDisplay(self._console, first.training.steps, first.job.name) as display:
             self._run(first, display, self._watch_trouble, expected="stopped")
             self._title("3. Interrupted and committed; the same job goes on with 4 ranks (dp_shard 4)")
@@ -80,7 +91,7 @@ class Story:
         return second
 
     def prove(self, job: Job) -> None:
-        """The check of the main job's records, and the same over two whole epochs of the small corpus in one process."""
+        """The check of the main job's records, and of two whole epochs of the small corpus in one process."""
         self._title("4. Proof: step records along the live lineage against a reading by plain webdataset")
         self.found.proof = self._prove(job, self.trouble.progress)
         small = jobs.two_epoch_job(self._folder / "job.toml", self._folder, self._small_epoch_tokens)
@@ -152,11 +163,14 @@ class Story:
 
     def _prove(self, job: Job, progress: dict[int, int]) -> Proof:
         self._check_stop()
-        data = JobData(Lineage(job_store(job)), store_at(job, job.data.train), job.data.train, None)
+        data = JobData(
+            Lineage(job_store(job)), store_at(job, job.data.train), job.data.train, settings_at(job, job.data.train)
+        )
         proof = prove_job(job, data, progress)
         self._say(
             f"{job.job.name}: {proof.windows:,} windows of {proof.steps} steps, {proof.samples_missing} missing, "
-            f"{proof.samples_repeated} repeated; {proof.steps_redone} steps redone; {proof.bytes_compared:,} bytes of tokens compared"
+            f"{proof.samples_repeated} repeated; {proof.steps_redone} steps redone; "
+            f"{proof.bytes_compared:,} bytes of tokens compared"
         )
         if not proof.ok:
             raise OutsideError(f"the proof of {job.job.name} fails: {'; '.join(proof.mismatches) or proof}")

@@ -1,4 +1,6 @@
-"""The trouble that the demo makes for its own run: a rank killed in the middle, an interruption at the end of the first layout."""
+"""The trouble that the demo makes for its own run: a rank killed in the middle, an interruption at the end of the first
+layout.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ INTERRUPT_AFTER_STEP = 20
 class Trouble:
     """Watches the events of the main job, strikes, and measures.
 
-    recovery_s: from SIGKILL to the first step that the next attempt finished; ready_again_s: the part of it before that step began.
+    recovery_s: from SIGKILL to the first step that the next attempt finished; ready_again_s: the part of it before that
+    step began.
     progress: for each attempt the last step that it finished.
     """
 
@@ -39,7 +42,12 @@ class Trouble:
         """Each event of the job."""
         if event.kind == "opened" and event.rank == 0:
             self._attempt = int(event.fields["attempt"])
-        elif event.kind == "phase" and event.rank == 0 and event.fields["name"] == "first_step" and self._is_next_attempt():
+        elif (
+            event.kind == "phase"
+            and event.rank == 0
+            and event.fields["name"] == "first_step"
+            and self._is_next_attempt()
+        ):
             self.ready_again_s = event.time_monotonic_s - (self._killed_at_s or 0.0)
         elif event.kind == "progress":
             self._after_step(int(event.fields["step"]), event.time_monotonic_s)
