@@ -49,10 +49,10 @@ def prepare_blocks(module: nn.Module, *, recompute: bool, compiled: bool) -> Non
     names.
     """
     for block in blocks_of(module):
+        forward = torch.compile(block.forward) if compiled else block.forward
         if recompute:
-            block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False)
-        if compiled:
-            block.compile()
+            forward = partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
+        block.forward = forward
 
 
 def sharded_modules(module: nn.Module) -> Iterator[FSDPModule]:

@@ -127,12 +127,16 @@ def _problems(case: Mapping[str, Any], row: Mapping[str, Any], reference_path: s
     expected_loss = float(reference["loss"])
     expected_norm = math.sqrt(sum(float(reference[f"gradient/{name}"].square().sum()) for name in names_of(reference)))
     problems = [] if row["weights_equal"] else ["initial weights differ"]
-    for loss in row["losses"]:
-        if not abs(loss - expected_loss) <= loss_bound * expected_loss:
-            problems.append(f"loss {loss}, one process {expected_loss}")
-    for name, error in row["gradient_errors"].items():
-        if not error <= gradient_bound:
-            problems.append(f"gradient of {name} off by {error:.1e}")
+    problems += [
+        f"loss {loss}, one process {expected_loss}"
+        for loss in row["losses"]
+        if not abs(loss - expected_loss) <= loss_bound * expected_loss
+    ]
+    problems += [
+        f"gradient of {name} off by {error:.1e}"
+        for name, error in row["gradient_errors"].items()
+        if not error <= gradient_bound
+    ]
     if not abs(row["norm"] - expected_norm) <= gradient_bound * expected_norm:
         problems.append(f"gradient norm {row['norm']}, one process {expected_norm}")
     return problems
