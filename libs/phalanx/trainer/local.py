@@ -12,7 +12,8 @@ from pathlib import Path
 
 from phalanx.core.errors import PhalanxError
 from phalanx.gang import Budget, Event, ForkServer, Gang, GangOrder, GangOutcome, StopSignals, supervise
-from phalanx.trainer.preflight import Prepared, to_arguments
+from phalanx.lineage import Lineage
+from phalanx.trainer.preflight import Prepared, job_store, to_arguments
 
 ENTRY = "phalanx.trainer.rank:run_rank"
 PRELOAD = (
@@ -35,6 +36,12 @@ def log_folder(prepared: Prepared) -> Path:
     """A fresh folder name for the logs of the ranks of one `phalanx run`."""
     job = prepared.job
     return Path(job.metrics.folder) / job.job.name / "ranks" / datetime.now(UTC).strftime("%Y%m%dT%H%M%S")
+
+
+def newest_step(prepared: Prepared) -> int:
+    """The step of the newest live checkpoint, from which a run goes on; 0 where there is none."""
+    live = Lineage(job_store(prepared.job)).checkpoints()
+    return live[-1].step if live else 0
 
 
 def run_job(

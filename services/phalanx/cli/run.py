@@ -41,8 +41,9 @@ def run(
     from phalanx.spec import load_job
     from phalanx.spec.effects import without_effect
     from phalanx.trainer.figures import Figures
-    from phalanx.trainer.local import fork_server, run_job
+    from phalanx.trainer.local import fork_server, newest_step, run_job
     from phalanx.trainer.preflight import prepare
+    from phalanx.trainer.tally import Tally
 
     overrides = list(set_ or [])
     overrides += [f"cluster.nproc={nproc}"] if nproc is not None else []
@@ -60,6 +61,11 @@ def run(
         prepared = prepare(spec, spec.cluster.world_size)
         for warning in without_effect(spec, prepared.layout):
             console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+        if (reached := newest_step(prepared)) >= spec.training.steps:
+            console.print(f"{spec.job.name}: done already, at step {reached}", markup=False, highlight=False)
+            if json:
+                print_json(summary_of(Tally(step=reached), "ok"))
+            return 0
         with (
             RunDisplay(console, spec.training.steps, spec.job.name) as display,
             Figures(spec) as figures,

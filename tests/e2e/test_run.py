@@ -1,0 +1,176 @@
+"""Whole runs: to the end, stopped and continued in the same layout and in others, under `phalanx run` and torchrun."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.jobs import (
+    PHALANX,
+    Command,
+    assert_proven,
+    every_manifest_holds,
+    lineage_of,
+    losses_of,
+    newest_tensors,
+    run_cli,
+    run_here,
+    write_job,
+)
+
+from phalanx.gang import ForkServer
+
+BOUNDS = {"float32": 1e-5, "bfloat16": 1e-3}
+ONE_RANK = "cluster.nproc=1"
+SUMMARY = {
+    "state",
+    "steps",
+    "first_loss",
+    "final_loss",
+    "eval_loss",
+    "tokens",
+    "tokens_per_second",
+    "attempts",
+    "steps_redone",
+    "skipped_updates",
+    "checkpoints",
+    "recovery_s",
+    "incidents",
+}
+
+
+def max_relative_difference(losses: dict[int, float], reference: dict[int, float]) -> float:
+    """Over the steps of `losses`, all of which the reference has."""
+    return max(abs(loss - reference[step]) / abs(reference[step]) for step, loss in losses.items())
+
+
+def test_run_on_two_ranks_gives_a_complete_summary_and_again_does_nothing(corpus: str, tmp_path: Path) -> None:
+    path = write_job(tmp_path, corpus, steps=6, more="[validation]\nfreq = 3\nwindows = 8\n")
+    first = run_cli(["run", path, "--json"])
+    assert first.code == 0, first.err
+    summary = json.loads(first.out)
+    assert set(summary) == SUMMARY
+    assert (summary["state"], summary["steps"], summary["attempts"]) == ("ok", 6, [1])
+    assert (summary["tokens"], summary["checkpoints"], summary["steps_redone"]) == (6 * 8 * 32, 3, 0)
+    assert 0 < summary["final_loss"] < summary["first_loss"] and summary["eval_loss"] < summary["first_loss"]
+    assert summary["tokens_per_second"] > 0 and summary["incidents"] == [] == summary["recovery_s"]
+    assert_proven(path, steps=6)
+    before = sorted(file for file in tmp_path.rglob("*") if "metrics" not in file.parts)
+    again = run_cli(["run", path, "--json"])
+    assert again.code == 0, again.err
+    assert json.loads(again.out) | {"state": "ok", "steps": 6, "tokens": 0, "attempts": []} == json.loads(again.out)
+    assert sorted(file for file in tmp_path.rglob("*") if "metrics" not in file.parts) == before
+
+
+def test_run_interrupted_commits_exits_130_and_resumes(corpus: str, tmp_path: Path) -> None:
+    path = write_job(tmp_path, corpus, steps=5000, more="")
+    overrides = ["--set", "checkpoint.interval=1000"]
+    with Command([PHALANX, "run", path, "--json", *overrides]) as command:
+        command.wait_for("step 3/")
+        command.signal(signal.SIGINT)
+        finished = command.finish()
+        command.wait_until_nothing_lives()
+    assert finished.code == 130, finished.err
+    stopped_at = json.loads(finished.out)["steps"]
+    assert json.loads(finished.out)["state"] == "stopped" and stopped_at >= 3
+    assert [ref.step for ref in every_manifest_holds(path)] == [stopped_at]
+    steps = stopped_at + 2
+    resumed = run_cli(["run", path, "--json", *overrides, "--set", f"training.steps={steps}"])
+    assert resumed.code == 0, resumed.err
+    assert json.loads(resumed.out)["tokens"] == 2 * 8 * 32
+    assert_proven(path, steps=steps)
+
+
+@pytest.mark.parametrize("precision", BOUNDS)
+def test_resume_in_the_same_layout_is_bit_for_bit(
+    corpus: str, server: ForkServer, tmp_path: Path, precision: str
+) -> None:
+    chosen = f'training.mixed_precision_param="{precision}"'
+    paths = []
+    for name in ("whole", "resumed"):
+        (tmp_path / name).mkdir()
+        paths.append(write_job(tmp_path / name, corpus, steps=8))
+    whole, resumed = paths
+    run_here(whole, server, chosen)
+    for steps in (3, 4, 8):
+        run_here(resumed, server, chosen, f"training.steps={steps}")
+    assert losses_of(whole) == losses_of(resumed) and len(losses_of(whole)) == 8
+    expected, found = newest_tensors(whole), newest_tensors(resumed)
+    assert expected.keys() == found.keys() and len(expected) > 10
+    for name, values in expected.items():
+        np.testing.assert_array_equal(values, found[name], err_msg=name)
+    assert len(lineage_of(resumed).attempts()) == 3
+    assert_proven(resumed, 8)
+
+
+RELAYOUT = {
+    "one": ("cluster.nproc=1", "parallel.local_batch_size=8"),
+    "dp2": ("cluster.nproc=2",),
+    "dp4": ("cluster.nproc=4", "parallel.local_batch_size=2"),
+    "dp3, which does not divide the batch": ("cluster.nproc=3", "parallel.local_batch_size=1"),
+    "pp2": ("cluster.nproc=2", "parallel.pp=2", "parallel.local_batch_size=2"),
+    "tp2": ("cluster.nproc=2", "parallel.tp=2"),
+    "one again": ("cluster.nproc=1",),
+}
+
+
+@pytest.mark.parametrize("precision", BOUNDS)
+def test_resume_in_other_layouts_keeps_the_loss_of_one_process(
+    corpus: str, server: ForkServer, tmp_path: Path, precision: str
+) -> None:
+    chosen = f'training.mixed_precision_param="{precision}"'
+    last = 2 * len(RELAYOUT)
+    for name in ("one", "many"):
+        (tmp_path / name).mkdir()
+    one, many = (write_job(tmp_path / name, corpus) for name in ("one", "many"))
+    run_here(one, server, chosen, f"training.steps={last}", ONE_RANK, "checkpoint.interval=20")
+    for number, layout in enumerate(RELAYOUT.values(), 1):
+        run = run_here(many, server, chosen, f"training.steps={2 * number}", *layout)
+        assert run.outcome is not None and run.outcome.ok, run.outcome
+    losses = losses_of(many)
+    assert sorted(losses) == list(range(1, last + 1))
+    assert max_relative_difference(losses, losses_of(one)) <= BOUNDS[precision]
+    placements = [attempt.placement["world_size"] for attempt in lineage_of(many).attempts()]
+    assert placements == [1, 2, 4, 3, 2, 2, 1]
+    assert_proven(many, last)
+
+
+def test_torchrun_is_the_same_loop_and_run_continues_it(corpus: str, server: ForkServer, tmp_path: Path) -> None:
+    for name in ("torchrun", "run"):
+        (tmp_path / name).mkdir()
+    begun, whole = (write_job(tmp_path / name, corpus, steps=6) for name in ("torchrun", "run"))
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
+    launched = [
+        *launcher,
+        f"--master-port={port}",
+        "-m",
+        "phalanx.trainer",
+        path_of(begun),
+        "--set",
+        "training.steps=4",
+    ]
+    with Command(launched) as command:
+        finished = command.finish()
+        command.wait_until_nothing_lives()
+    assert finished.code == 0, finished.err
+    assert "committed attempt=1 step=4" in finished.err
+    continued = run_here(begun, server)
+    assert continued.outcome is not None and continued.outcome.ok and continued.tally.attempts == [2]
+    run_here(whole, server)
+    assert losses_of(begun) == losses_of(whole)
+    for name, values in newest_tensors(whole).items():
+        np.testing.assert_array_equal(values, newest_tensors(begun)[name], err_msg=name)
+    assert_proven(begun, 6)
+
+
+def path_of(path: Path) -> str:
+    """As an argument."""
+    return str(path)
