@@ -97,6 +97,13 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
 }
 
 
+COMPILED = {
+    "dp2": _case() | {"compile": True},
+    "tp2_recompute": _case(tp=2, recompute="full") | {"compile": True},
+    "pp2": _pipeline("1f1b", pp=2) | {"compile": True},
+}
+
+
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("references")
@@ -109,12 +116,25 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_every_layout_gives_loss_and_gradients_of_one_process(
     fork_server: ForkServer, references: dict[str, str], world_size: int
 ) -> None:
-    arguments = {"cases": TABLE[world_size], "references": references}
-    rows = run_gang(fork_server, world_size, "parity:run_table", arguments, timeout_s=100)[0]
-    assert rows.keys() == TABLE[world_size].keys()
+    _check_table(fork_server, references, world_size, TABLE[world_size])
+
+
+@pytest.mark.long
+def test_compiled_blocks_give_loss_and_gradients_of_one_process(
+    fork_server: ForkServer, references: dict[str, str]
+) -> None:
+    _check_table(fork_server, references, 2, COMPILED)
+
+
+def _check_table(
+    fork_server: ForkServer, references: dict[str, str], world_size: int, table: Mapping[str, Mapping[str, Any]]
+) -> None:
+    arguments = {"cases": table, "references": references}
+    rows = run_gang(fork_server, world_size, "parity:run_table", arguments, timeout_s=110)[0]
+    assert rows.keys() == table.keys()
     problems = [
         f"{name}: {problem}"
-        for name, case in TABLE[world_size].items()
+        for name, case in table.items()
         for problem in _problems(case, rows[name], references[case["reference"]])
     ]
     assert not problems, "\n".join(problems)
