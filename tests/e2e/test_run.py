@@ -153,7 +153,7 @@ def test_torchrun_is_the_same_loop_and_run_continues_it(corpus: str, server: For
         f"--master-port={port}",
         "-m",
         "phalanx.trainer",
-        path_of(begun),
+        str(begun),
         "--set",
         "training.steps=4",
     ]
@@ -169,8 +169,3 @@ def test_torchrun_is_the_same_loop_and_run_continues_it(corpus: str, server: For
     for name, values in newest_tensors(whole).items():
         np.testing.assert_array_equal(values, newest_tensors(begun)[name], err_msg=name)
     assert_proven(begun, 6)
-
-
-def path_of(path: Path) -> str:
-    """As an argument."""
-    return str(path)

@@ -34,26 +34,7 @@ PHALANX = Path(sys.executable).with_name("phalanx")
 USER_MODELS = Path(__file__).parents[1] / "e2e"
 MARKER = "PHALANX_TEST_PROCESS"
 TIMEOUT_S = 90.0
-WORDS = [
-    "the",
-    "line",
-    "holds",
-    "when",
-    "one",
-    "falls",
-    "next",
-    "steps",
-    "forward",
-    "and",
-    "all",
-    "move",
-    "as",
-    "many",
-    "ranks",
-    "of",
-    "a",
-    "phalanx",
-]
+WORDS = "the line holds when one falls next steps forward and all move as many ranks of a phalanx".split()  # noqa: SIM905
 
 JOB = """\
 [job]
@@ -203,7 +184,7 @@ class Command:
 
 
 def _pids() -> Iterator[int]:
-    return (int(entry) for entry in os.listdir("/proc") if entry.isdigit())
+    return (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
 
 
 def _holds(pid: int, variable: bytes) -> bool:

@@ -84,9 +84,19 @@ def _create_job(job: Job, identity_digest: str, split: Split) -> JobRecord:
 
 
 def _training_split(job: Job) -> Split:
-    split = open_split(store_at(job, job.data.train))
+    split = _split(job, "data.train", job.data.train)
     refuse_held_out(split)
     return split
+
+
+def _split(job: Job, key: str, url: str) -> Split:
+    """The split at `url`; what is wrong with it is told with the key that names it."""
+    try:
+        return open_split(store_at(job, url))
+    except PhalanxError as error:
+        raise PhalanxError(
+            f"{key} at {error.where}", value=error.value, expected=error.expected, remedy=error.remedy
+        ) from error
 
 
 def _check_held_out(job: Job, train: Split) -> None:
@@ -99,7 +109,7 @@ def _check_held_out(job: Job, train: Split) -> None:
             expected="the URL of a held-out split, since validation.freq is set",
             remedy="name the held_out folder that `phalanx data prepare` wrote, or set validation.freq = 0",
         )
-    held_out = open_split(store_at(job, job.data.held_out))
+    held_out = _split(job, "data.held_out", job.data.held_out)
     if not held_out.is_held_out:
         raise PhalanxError(
             "data.held_out",

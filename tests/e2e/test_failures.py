@@ -1,0 +1,176 @@
+"""What goes wrong within a run: the cause is named, the gang ends in time, and the run recovers or says why it does not."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.jobs import (
+    Run,
+    assert_proven,
+    job_folder,
+    lineage_of,
+    newest_tensors,
+    run_cli,
+    run_here,
+    write_job,
+)
+
+from phalanx.gang import Event, ForkServer
+from phalanx.lineage import CheckpointRef
+
+
+NO_SAVE = ("--set", "checkpoint.interval=5")
+
+
+def user_job(folder: Path, data: str, class_: str, *, once: bool = False, more: str = "", **args: int) -> Path:
+    """A job of one of the tests' own models on two ranks, six steps, one forward a step and rank."""
+    path = write_job(folder, data, steps=6)
+    given = {"vocab_size": 300, **args, **({"once": str(folder / "happened")} if once else {})}
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in given.items())
+    model = f'class = "user_models:{class_}"\n[model.args]\n{lines}'
+    path.write_text(path.read_text().replace('preset = "tiny"', model) + more)
+    return path
+
+
+def failure_s(run: Run) -> float:
+    """From the first report of an error, or the first bad exit, to the last rank's end in the first gang that failed."""
+    first = list(itertools.takewhile(lambda event: event.kind != "incident", run.events))
+    bad = [event for event in first if event.kind == "error" or (event.kind == "exit" and event.fields["exit_code"])]
+    return max(e.time_monotonic_s for e in first if e.kind == "exit") - min(e.time_monotonic_s for e in bad)
+
+
+def test_raising_rank_ends_its_peers_in_time_and_is_the_cause_until_the_budget_is_spent(
+    corpus: str, server: ForkServer, tmp_path: Path
+) -> None:
+    path = user_job(tmp_path, corpus, "Raises", at_call=3, on_rank=1)
+    run = run_here(path, server, "checkpoint.interval=5", "recovery.max_attempts_without_progress=2")
+    assert run.outcome is not None and run.outcome.state == "failed" and run.outcome.attempts == 2
+    cause = run.outcome.first_cause
+    assert cause is not None and (cause.kind, cause.rank) == ("error", 1)
+    assert cause.message == "ValueError: the sky fell on this rank" and "in misbehave" in cause.where
+    assert run.tally.attempts == [1, 2] and run.tally.step == 2
+    assert failure_s(run) < 5.0
+    assert [event.fields["retry"] for event in run.of("incident")] == [True, False]
+
+
+def test_raising_rank_under_phalanx_run_exits_1_with_its_message(corpus: str, tmp_path: Path) -> None:
+    path = user_job(tmp_path, corpus, "Raises", at_call=3, on_rank=1)
+    finished = run_cli(["run", path, "--json", "--set", "recovery.max_attempts_without_progress=1", *NO_SAVE])
+    assert finished.code == 1
+    assert finished.err.splitlines()[-1].startswith("phalanx: tiny failed: error of rank 1: ValueError: the sky fell")
+    assert "Traceback" not in finished.err
+    summary = json.loads(finished.out)
+    assert (summary["state"], summary["steps"], summary["attempts"]) == ("failed", 2, [1])
+    assert len(summary["incidents"]) == 1 and "the sky fell" in summary["incidents"][0]
+
+
+def test_rank_that_raises_once_is_recovered_from(corpus: str, server: ForkServer, tmp_path: Path) -> None:
+    path = user_job(tmp_path, corpus, "Raises", once=True, at_call=4, on_rank=0)
+    run = run_here(path, server)
+    assert run.outcome is not None and run.outcome.ok and run.outcome.attempts == 2
+    parent = lineage_of(path).attempts()[-1].parent
+    start_step = parent.step if parent else 0  # the save of step 2 may or may not have been done when step 4 failed
+    assert run.tally.steps_redone == 3 - start_step and len(run.tally.recoveries_s) == 1
+    assert_proven(path, 6)
+
+
+def test_user_error_in_a_rank_is_never_retried_and_exits_2(corpus: str, tmp_path: Path) -> None:
+    path = user_job(tmp_path, corpus, "RaisesUserError", at_call=3, on_rank=1)
+    finished = run_cli(["run", path, "--json"])
+    assert finished.code == 2
+    assert finished.err.splitlines()[-1] == "phalanx: model.args.at_call is 3: expected 0; set it to 0"
+    assert json.loads(finished.out)["attempts"] == [1]
+    assert "Traceback" not in finished.err
+
+
+def test_sleeping_rank_is_found_within_its_deadline_with_its_stack_and_recovered_from(
+    corpus: str, tmp_path: Path
+) -> None:
+    path = user_job(tmp_path, corpus, "Oversleeps", once=True, at_call=3, on_rank=1, more="[deadlines]\nstep_s = 3\n")
+    finished = run_cli(["run", path, "--json"])
+    assert finished.code == 0, finished.err
+    summary = json.loads(finished.out)
+    assert summary["attempts"] == [1, 2] and summary["steps"] == 6
+    (incident,) = summary["incidents"]
+    assert incident.startswith("hang of rank 1: in phase 'step' of step 3 for ")
+    waited_s = float(incident.split(" for ")[1].split(" s")[0])
+    assert 3.0 <= waited_s < 8.0
+    assert "in doze_off" in finished.err
+    assert_proven(path, 6)
+
+
+def test_non_finite_loss_is_left_out_counted_and_survived(corpus: str, server: ForkServer, tmp_path: Path) -> None:
+    path = user_job(tmp_path, corpus, "Overflows", at_call=3, on_rank=1)
+    run = run_here(path, server)
+    assert run.outcome is not None and run.outcome.ok and run.outcome.attempts == 1
+    assert run.tally.skipped_updates == 1 and sorted(run.tally.losses) == [1, 2, 4, 5, 6]
+    manifest = lineage_of(path).manifest(CheckpointRef(1, 6))
+    assert manifest.schedule["num_updates"] == 5
+    assert_proven(path, 6)
+
+
+def test_non_finite_loss_stops_the_run_where_the_job_says_so(corpus: str, tmp_path: Path) -> None:
+    path = user_job(tmp_path, corpus, "Overflows", at_call=3, on_rank=1)
+    finished = run_cli(["run", path, "--json", "--set", 'training.non_finite="stop"'])
+    assert finished.code == 2
+    assert finished.err.splitlines()[-1].startswith("phalanx: step 3 is 'loss nan")
+    assert json.loads(finished.out)["attempts"] == [1]
+
+
+def flip(path: Path) -> None:
+    """One byte in the middle becomes another."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0x10
+    path.chmod(0o644)
+    path.write_bytes(data)
+
+
+DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
+    "flipped byte of a tensor": ("objects/00000001-00000000.safetensors", flip),
+    "deleted tensors": ("objects/00000000-00000000.safetensors", Path.unlink),
+    "flipped byte of a part": ("parts/00000000.json", flip),
+    "deleted part": ("parts/00000001.json", Path.unlink),
+    "flipped byte of the manifest": ("manifest.json", flip),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damaged_checkpoint_is_named_and_the_run_goes_on_from_an_older_one(
+    corpus: str, server: ForkServer, tmp_path: Path, damage: str
+) -> None:
+    path = write_job(tmp_path, corpus, steps=4)
+    first = run_here(path, server)
+    assert first.outcome is not None and first.outcome.ok
+    name, harm = DAMAGES[damage]
+    harm(job_folder(path) / "a00000001" / "s00000004" / name)
+
+    run = run_here(path, server, "training.steps=6")
+
+    assert run.outcome is not None and run.outcome.ok, run.outcome
+    told = " ".join([*run.tally.incidents, *(event.fields["why"] for event in run.of("damage"))])
+    assert f"a00000001/s00000004/{name}" in told
+    newest = lineage_of(path).attempts()[-1]
+    assert newest.parent == CheckpointRef(1, 2) and newest.number == run.tally.attempts[-1]
+    assert run.outcome.attempts == (1 if name == "manifest.json" else 2)
+    assert assert_proven(path, 6).steps_redone == 2
+    assert newest_tensors(path)
+
+
+def test_damage_reported_twice_is_remembered_by_later_runs(corpus: str, server: ForkServer, tmp_path: Path) -> None:
+    path = write_job(tmp_path, corpus, steps=4)
+    run_here(path, server)
+    flip(job_folder(path) / "a00000001" / "s00000004" / "objects/00000001-00000000.safetensors")
+    run_here(path, server, "training.steps=6")
+    opened: list[int] = []
+
+    def note(run: Run, event: Event) -> None:
+        if event.kind == "opened" and event.rank == 0:
+            opened.append(event.fields["step"])
+
+    run = run_here(path, server, "training.steps=8", on_event=note)
+    assert run.outcome is not None and run.outcome.ok and opened == [6]
+    assert_proven(path, 8)

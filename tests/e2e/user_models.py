@@ -1,0 +1,79 @@
+"""Models of a user's own that misbehave at a given step, for the tests of failures: `[model] class = "user_models:..."`."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from phalanx.core.errors import PhalanxError
+
+
+class Bigram(nn.Module):
+    """Logits from the current token alone; the least that a model can be.
+
+    at_call, on_rank: where `misbehave` is called, counting the forwards of one process from 1. once: a file that is
+    made then; where it is there already, nothing happens any more.
+    """
+
+    def __init__(self, vocab_size: int, at_call: int = 0, on_rank: int = 0, once: str = "") -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, 16)
+        self.head = nn.Linear(16, vocab_size)
+        self.at_call, self.on_rank, self.once = at_call, on_rank, once
+        self.num_calls = 0
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        self.num_calls += 1
+        logits = self.head(self.embedding(tokens))
+        if self.num_calls == self.at_call and int(os.environ["RANK"]) == self.on_rank and self._is_time():
+            return self.misbehave(logits)
+        return logits
+
+    def _is_time(self) -> bool:
+        if not self.once:
+            return True
+        path = Path(self.once)
+        is_first = not path.exists()
+        path.touch()
+        return is_first
+
+    def misbehave(self, logits: Tensor) -> Tensor:
+        """What goes wrong."""
+        return logits
+
+
+class Raises(Bigram):
+    """Raises what no rank expects."""
+
+    def misbehave(self, logits: Tensor) -> Tensor:
+        raise ValueError("the sky fell on this rank")
+
+
+class RaisesUserError(Bigram):
+    """Raises what the user must change."""
+
+    def misbehave(self, logits: Tensor) -> Tensor:
+        raise PhalanxError("model.args.at_call", value=self.at_call, expected="0", remedy="set it to 0")
+
+
+class Oversleeps(Bigram):
+    """Never comes back."""
+
+    def misbehave(self, logits: Tensor) -> Tensor:
+        return self.doze_off(logits)
+
+    def doze_off(self, logits: Tensor) -> Tensor:
+        """The function whose name the stack must show."""
+        threading.Event().wait(600)
+        return logits
+
+
+class Overflows(Bigram):
+    """Its logits are not finite."""
+
+    def misbehave(self, logits: Tensor) -> Tensor:
+        return logits * torch.inf
