@@ -8,7 +8,7 @@ trap 'rm -rf "$work"' EXIT
 python3 -m venv "$work/venv"
 wheel=$(ls "$work"/dist/*.whl)
 "$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" "$wheel[train,data]"
-cp "$root/examples/ten-seconds.toml" "$work/job.toml"
+cp "$root/examples/small-cpu.toml" "$work/job.toml"
 mkdir -p "$work/text"
 cp "$root"/docs/decisions/*.md "$work/text/"
 # A network namespace of its own has loopback only: whatever asks for a host outside fails.
@@ -21,9 +21,10 @@ import fcntl, socket, struct
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 fcntl.ioctl(s, 0x8914, struct.pack(\"16sh\", b\"lo\", 0x1 | 0x40))"
   export OMP_NUM_THREADS=1 PATH='"$work"'/venv/bin:$PATH
-  phalanx data prepare text --out file://$PWD/corpus --vocab-size 512
-  phalanx run job.toml
-  phalanx checkpoint export job.toml --out exported
+  phalanx data prepare text --out file://./runs/corpus --vocab-size 512
+  phalanx run job.toml --set training.steps=10
+  phalanx data verify job.toml
+  phalanx checkpoint export job.toml latest --out exported
   test -s exported/model.safetensors
 '
 echo "wheel: 1 passed, 0 failed"
