@@ -1,4 +1,4 @@
-"""Every mistake of a user's that the issue lists: one clear line each with key, value and remedy, exit 2, nothing made."""
+"""Mistakes of the user: one clear line each with key, value and remedy, exit 2, nothing made in storage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes wrong within a run: the cause is named, the gang ends in time, and the run recovers or says why it does not."""
+"""What goes wrong within a run: the cause is named, the gang ends in time, the run recovers or says why it does not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from support.jobs import (
 from phalanx.gang import Event, ForkServer
 from phalanx.lineage import CheckpointRef
 
-
 NO_SAVE = ("--set", "checkpoint.interval=5")
 
 
@@ -37,7 +36,7 @@ def user_job(folder: Path, data: str, class_: str, *, once: bool = False, more: 
 
 
 def failure_s(run: Run) -> float:
-    """From the first report of an error, or the first bad exit, to the last rank's end in the first gang that failed."""
+    """From the first error or bad exit to the last rank's end, in the first gang that failed."""
     first = list(itertools.takewhile(lambda event: event.kind != "incident", run.events))
     bad = [event for event in first if event.kind == "error" or (event.kind == "exit" and event.fields["exit_code"])]
     return max(e.time_monotonic_s for e in first if e.kind == "exit") - min(e.time_monotonic_s for e in bad)

@@ -1,4 +1,4 @@
-"""Models of a user's own that misbehave at a given step, for the tests of failures: `[model] class = "user_models:..."`."""
+"""Models of a user's own that misbehave at a given call: `[model] class = "user_models:..."`."""
 
 from __future__ import annotations
 

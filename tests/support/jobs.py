@@ -34,6 +34,7 @@ PHALANX = Path(sys.executable).with_name("phalanx")
 USER_MODELS = Path(__file__).parents[1] / "e2e"
 MARKER = "PHALANX_TEST_PROCESS"
 TIMEOUT_S = 90.0
+PREPARE = ("--vocab-size", "300", "--held-out-fraction", "0.1", "--shard-tokens", "4096")
 WORDS = "the line holds when one falls next steps forward and all move as many ranks of a phalanx".split()  # noqa: SIM905
 
 JOB = """\
@@ -216,6 +217,16 @@ def run_cli(
         finished = command.finish(timeout_s)
         command.wait_until_nothing_lives()
     return finished
+
+
+def prepared_corpus(folder: Path) -> str:
+    """URL of a corpus that `phalanx data prepare` made below `folder`: about 14,000 tokens to train on, in 4 shards, and
+    a held-out split beside it.
+    """
+    url = (folder / "data").as_uri()
+    finished = run_cli(["data", "prepare", write_corpus(folder / "text"), "--out", url, *PREPARE])
+    assert finished.code == 0, finished.err
+    return url
 
 
 def wait_until(condition: Callable[[], object], deadline_s: float, what: str) -> None:

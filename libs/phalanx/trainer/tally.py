@@ -45,9 +45,8 @@ class Tally:
             case "non_finite" if event.rank == 0:
                 self.skipped_updates += 1
             case "incident":
-                self.incidents.append(
-                    f"{event.fields['kind']} of rank {event.fields['rank']}: {event.fields['message']}"
-                )
+                who = "the gang" if event.fields["rank"] is None else f"rank {event.fields['rank']}"
+                self.incidents.append(f"{event.fields['kind']} of {who}: {event.fields['message']}")
             case "exit" | "error" if self._failed_at_s is None and _is_failure(event):
                 self._failed_at_s = event.time_monotonic_s
             case _:

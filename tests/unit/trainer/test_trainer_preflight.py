@@ -1,0 +1,91 @@
+"""What this version's trainer refuses before a rank starts, and the digest of its code."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from phalanx.core.errors import PhalanxError
+from phalanx.spec import Job, parse_job
+from phalanx.trainer.code import code_digest
+from phalanx.trainer.preflight import Prepared, from_arguments, prepare, to_arguments
+
+TABLES: dict[str, dict[str, Any]] = {
+    "job": {"name": "preflight", "storage": "memory://preflight"},
+    "model": {"preset": "tiny"},
+    "data": {"train": "memory://nothing/train"},
+    "training": {"seq_len": 32, "steps": 4, "global_batch_size": 8},
+    "optimizer": {"lr": 1e-3},
+}
+
+
+def job_with(section: str, **changes: Any) -> Job:
+    """The tables with keys of one section changed."""
+    return parse_job({**TABLES, section: {**TABLES.get(section, {}), **changes}})
+
+
+MOE = {"num_experts": 4, "top_k": 2, "expert_ffn_dim": 64}
+REFUSALS: dict[str, tuple[str, dict[str, Any], int, str]] = {
+    "cp": ("parallel", {"cp": 2}, 2, "parallel.cp is 2: expected 1: context parallelism"),
+    "moe": ("model", {"args": {"ffn_dim": 0, "moe": MOE}}, 1, "model.args.moe is 'given': expected a dense model"),
+    "dropout": ("model", {"args": {"dropout": 0.1}}, 1, "model.args.dropout is 0.1: expected 0"),
+    "bf16 reduce": (
+        "training",
+        {"mixed_precision_reduce": "bfloat16"},
+        1,
+        "training.mixed_precision_reduce is 'bfloat16': expected float32",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_prepare_refuses_what_is_not_built_by_its_key(what: str) -> None:
+    section, changes, world_size, line = REFUSALS[what]
+    with pytest.raises(PhalanxError) as refusal:
+        prepare(job_with(section, **changes), world_size)
+    assert str(refusal.value).startswith(line)
+    assert "`phalanx run` does not yet" in str(refusal.value)
+
+
+def test_prepare_refuses_expert_parallelism() -> None:
+    tables = {**TABLES, "model": {"preset": "tiny", "args": {"ffn_dim": 0, "moe": MOE}}, "parallel": {"ep": 2}}
+    with pytest.raises(PhalanxError, match=r"parallel\.ep is 2: expected 1: expert parallelism"):
+        prepare(parse_job(tables), 2)
+
+
+def test_prepare_of_a_missing_split_names_the_key_and_makes_no_job(tmp_path: Path) -> None:
+    tables = {**TABLES, "job": {"name": "preflight", "storage": tmp_path.as_uri()}}
+    with pytest.raises(PhalanxError, match=r"data\.train at memory://nothing/train: .*phalanx data prepare"):
+        prepare(parse_job(tables), 1)
+    assert not list(tmp_path.iterdir())
+
+
+def test_arguments_of_a_rank_are_plain_json_and_come_back_whole() -> None:
+    job = job_with("parallel", tp=2)
+    prepared = Prepared(job, job.layout(4), "sha256:i", "sha256:p", "sha256:c", "sha256:t")
+    assert from_arguments(json.loads(json.dumps(to_arguments(prepared)))) == prepared
+
+
+def test_arguments_of_a_users_class_come_back_whole() -> None:
+    model = {"class": "somewhere:Model", "args": {"width": 3, "names": ["a"], "rate": 0.5}}
+    job = parse_job({**TABLES, "model": model})
+    prepared = Prepared(job, job.layout(1), "sha256:i", "sha256:p", "sha256:c", "sha256:t")
+    assert from_arguments(json.loads(json.dumps(to_arguments(prepared)))) == prepared
+
+
+def test_code_digest_is_the_same_in_another_process() -> None:
+    program = "from phalanx.trainer.code import code_digest; print(code_digest())"
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert told.stdout.strip() == code_digest() == code_digest()
+    assert re.fullmatch(r"sha256:[0-9a-f]{64}", code_digest())
+
+
+def test_preflight_loads_no_torch() -> None:
+    program = "import sys, phalanx.trainer.preflight, phalanx.trainer.local; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0

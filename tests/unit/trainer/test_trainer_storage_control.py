@@ -1,0 +1,171 @@
+"""Control from storage alone, for one rank: openings, plans, orders, refused parents."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import HashStore
+
+from phalanx.core.digest import sha256
+from phalanx.core.errors import OutsideError
+from phalanx.lineage import CheckpointRef, JournalEntry, Lineage, LoaderState, Manifest
+from phalanx.objects import ObjectStore, open_store
+from phalanx.snapshot import IncompleteCheckpoint
+from phalanx.trainer.control import Orders
+from phalanx.trainer.exchange import Exchange
+from phalanx.trainer.storage_control import (
+    HORIZON_STEPS,
+    Proposal,
+    StorageControl,
+    damaged_checkpoints,
+    zero_weight_spans,
+)
+
+DIGESTS = {name: sha256(name.encode()) for name in ("code", "identity", "placement", "journal")}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ObjectStore:
+    """A job's root."""
+    return open_store(tmp_path.as_uri()).within("job/")
+
+
+def control_of(store: ObjectStore, reports: list[tuple[str, dict[str, Any]]] | None = None) -> StorageControl:
+    """Rank 0 of one."""
+    told = reports if reports is not None else []
+    return StorageControl(
+        Lineage(store),
+        store,
+        Exchange(HashStore(), 0),
+        Proposal(DIGESTS["code"], DIGESTS["identity"], {"world_size": 1}),
+        rank=0,
+        world_size=1,
+        deadline_s=0.3,
+        report=lambda kind, **fields: told.append((kind, fields)),
+    )
+
+
+def manifest(attempt: int, step: int) -> Manifest:
+    """A checkpoint root; nothing here reads what it names."""
+    return Manifest(
+        attempt=attempt,
+        step=step,
+        world_size=1,
+        identity_digest=DIGESTS["identity"],
+        placement_digest=DIGESTS["placement"],
+        code_digest=DIGESTS["code"],
+        journal_digest=DIGESTS["journal"],
+        loader=LoaderState(step, step * 8),
+        schedule={"num_updates": step},
+        records=(),
+        parts=(),
+    )
+
+
+def test_open_gives_the_first_attempt_no_parent_and_the_next_the_newest_checkpoint(store: ObjectStore) -> None:
+    first = control_of(store).open()
+    assert (first.attempt, first.parent, first.plan.horizon_step) == (1, None, HORIZON_STEPS)
+    lineage = Lineage(store)
+    lineage.commit(manifest(1, 2))
+    lineage.commit(manifest(1, 4))
+    second = control_of(store).open()
+    assert second.attempt == 2 and second.parent == manifest(1, 4)
+    assert second.plan.horizon_step == 4 + HORIZON_STEPS
+
+
+def test_refused_parent_is_avoided_by_every_later_attempt(store: ObjectStore) -> None:
+    control_of(store).open()
+    lineage = Lineage(store)
+    for step in (2, 4):
+        lineage.commit(manifest(1, step))
+    failing = control_of(store)
+    opening = failing.open()
+    assert opening.parent is not None
+    failing.refuse_parent(opening.parent, "a byte is wrong")
+    failing.refuse_parent(opening.parent, "found by another rank too")
+    assert len(lineage.journal(2)) == 1
+    assert damaged_checkpoints(lineage) == {CheckpointRef(1, 4)}
+    for attempt in (3, 4):
+        opening = control_of(store).open()
+        assert opening.attempt == attempt and opening.parent is not None and opening.parent.ref == CheckpointRef(1, 2)
+
+
+def test_damaged_root_is_told_and_stepped_over(store: ObjectStore) -> None:
+    control_of(store).open()
+    Lineage(store).commit(manifest(1, 2))
+    store.create("a00000001/s00000004/manifest.json", b"{")
+    reports: list[tuple[str, dict[str, Any]]] = []
+    opening = control_of(store, reports).open()
+    assert opening.parent is not None and opening.parent.ref == CheckpointRef(1, 2)
+    ((kind, fields),) = reports
+    assert kind == "damage" and "a00000001/s00000004/manifest.json" in fields["why"]
+
+
+def test_renew_moves_the_horizon_and_reads_new_journal_entries(store: ObjectStore) -> None:
+    control = control_of(store)
+    first = control.open().plan
+    Lineage(store).append_journal(1, "skip", 40, {"num_windows": 8})
+    renewed = control.renew(16)
+    assert first.zero_weight == () and renewed.zero_weight == ((40, 48),)
+    assert renewed.horizon_step == 16 + HORIZON_STEPS and renewed.journal_digest != first.journal_digest
+
+
+def test_zero_weight_spans_are_of_skips_and_damage_alone_in_their_order() -> None:
+    entries = [
+        ("skip", 8, {"num_windows": 8}),
+        ("damaged_checkpoint", 0, {"attempt": 1, "step": 2}),
+        ("damage", 3, {"num_windows": 1}),
+    ]
+    journal = tuple(
+        JournalEntry(1, number, kind, position, payload, f"r{number}")
+        for number, (kind, position, payload) in enumerate(entries, 1)
+    )
+    assert zero_weight_spans(journal) == ((8, 16), (3, 4))
+
+
+def test_orders_are_taken_once_but_a_stop_stays(store: ObjectStore) -> None:
+    control = control_of(store)
+    assert control.orders() == Orders.NONE
+    control.give(Orders.CHECKPOINT)
+    assert control.orders() == Orders.CHECKPOINT and control.orders() == Orders.NONE
+    control.give(Orders.STOP)
+    control.give(Orders.CHECKPOINT)
+    assert control.orders() == Orders.STOP | Orders.CHECKPOINT
+    assert control.orders() == control.orders() == Orders.STOP
+
+
+@pytest.mark.parametrize(
+    ("number", "order"),
+    [(signal.SIGINT, Orders.STOP), (signal.SIGTERM, Orders.STOP), (signal.SIGUSR1, Orders.CHECKPOINT)],
+)
+def test_signal_becomes_an_order(store: ObjectStore, number: signal.Signals, order: Orders) -> None:
+    before = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
+    control = control_of(store)
+    try:
+        control.listen()
+        signal.raise_signal(number)
+        assert control.orders() == order
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def test_commit_without_parts_raises_what_is_missing_and_makes_no_checkpoint(store: ObjectStore) -> None:
+    control = control_of(store)
+    control.open()
+    pending = control.commit(manifest(1, 2))
+    with pytest.raises(IncompleteCheckpoint, match="no part of ranks 0"):
+        pending.wait(10.0)
+    assert pending.done and Lineage(store).checkpoints() == ()
+    control.close()
+
+
+def test_commit_that_takes_longer_than_its_deadline_is_told_by_name(store: ObjectStore) -> None:
+    control = control_of(store)
+    control.open()
+    with pytest.raises(OutsideError, match=r"not committed within 0\.01 s"):
+        control.commit(manifest(1, 2)).wait(0.01)
+    control.close()
