@@ -1,8 +1,8 @@
-"""Fixtures for every test: `ministack`, a real S3 server."""
+"""Fixtures for every test: `ministack`, a real S3 server, and `s3_prefix`, a fresh place on it for this test."""
 
 from __future__ import annotations
 
-import os
+import uuid
 from collections.abc import Iterator
 
 import pytest
@@ -10,24 +10,26 @@ from support import ministack as server
 
 
 @pytest.fixture(scope="session")
-def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The endpoint URL of an S3 server; AWS credentials for it are set for the whole session.
+def ministack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[server.Endpoint]:
+    """The endpoint URL of an S3 server, with `.environ` for other processes; credentials for it are set in this one.
 
     Skips where ministack is not installed; under CI=true that is a failure.
     """
-    program = server.executable()
-    if program is None:
-        reason = "no ministack: set PHALANX_MINISTACK or install it in .venv-ministack"
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN"):
-            patch.delenv(name, raising=False)
-        for name, value in server.CREDENTIALS.items():
-            patch.setenv(name, value)
-        folder = tmp_path_factory.mktemp("ministack")
-        patch.setenv("AWS_CONFIG_FILE", str(folder / "no-config"))
-        patch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(folder / "no-credentials"))
-        with server.running(program, folder / "log") as endpoint:
-            yield endpoint
+    program = server.required_executable()
+    folder = tmp_path_factory.mktemp("ministack")
+    with pytest.MonkeyPatch.context() as patch, server.running(program, folder) as endpoint:
+        server.set_environ(patch, endpoint.credentials)
+        yield endpoint
+
+
+@pytest.fixture(scope="session")
+def s3_bucket(ministack: server.Endpoint) -> str:
+    """The s3:// URL of a bucket that the tests of a session share; each keeps below a prefix of its own."""
+    return server.make_bucket(ministack, f"tests-{uuid.uuid4().hex[:12]}")
+
+
+@pytest.fixture
+def s3_prefix(ministack: server.Endpoint, s3_bucket: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh `s3://bucket/<unique>` URL, with the AWS variables by which this process and its children reach it."""
+    server.set_environ(monkeypatch, ministack.environ)
+    return f"{s3_bucket}/{uuid.uuid4().hex}"

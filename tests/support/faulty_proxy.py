@@ -31,15 +31,42 @@ class Spoiler:
     drop_header: str = ""
 
 
+Choose = Callable[[str, str, int], Spoiler | None]
+
+
+def spoil_nothing(method: str, path: str, number: int) -> Spoiler | None:
+    """The choice of a proxy that behaves."""
+
+
 @dataclass
 class Proxy:
-    """Endpoint of the proxy, the requests it saw as (method, path, range header), and the test's choice of spoilers."""
+    """Endpoint of the proxy, the requests it saw as (method, path, range header), and the test's choice of spoilers.
+
+    mark: only requests whose path contains it are seen and spoiled, so that stragglers of another test change nothing.
+    """
 
     endpoint: str = ""
-    choose: Callable[[str, str, int], Spoiler | None] = lambda method, path, number: None
+    mark: str = ""
+    choose: Choose = spoil_nothing
     seen: list[tuple[str, str, str]] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def restart(self, mark: str) -> None:
+        """Lets go of stalled requests and begins anew, for a test whose keys contain `mark`."""
+        with self.lock:
+            self.released.set()
+            self.released = threading.Event()
+            self.mark, self.choose, self.seen = mark, spoil_nothing, []
+
+    def spoiler(self, method: str, path: str, ranged: str) -> tuple[Spoiler, threading.Event]:
+        """What to do with a request, and when a stalled one ends."""
+        with self.lock:
+            if self.mark not in path:
+                return Spoiler(), self.released
+            number = sum(method == seen for seen, _, _ in self.seen)
+            self.seen.append((method, path, ranged))
+            return self.choose(method, path, number) or Spoiler(), self.released
 
 
 @contextmanager
@@ -72,12 +99,9 @@ def _handler(proxy: Proxy, upstream: str) -> type[BaseHTTPRequestHandler]:
 
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            with proxy.lock:
-                number = sum(method == self.command for method, _, _ in proxy.seen)
-                proxy.seen.append((self.command, self.path, self.headers.get("range", "")))
-                spoiler = proxy.choose(self.command, self.path, number) or Spoiler()
+            spoiler, released = proxy.spoiler(self.command, self.path, self.headers.get("range", ""))
             if spoiler.stall:
-                proxy.released.wait(STALL_S)
+                released.wait(STALL_S)
                 self.close_connection = True
                 return
             if spoiler.refuse:

@@ -4,7 +4,7 @@ Every store promises the same, whatever holds the bytes:
   read     exactly the bytes asked for, or an error; never fewer
   create   all or nothing, durable at return, and never over an existing object, however many writers race
   writer   the same for a streamed object: nothing exists under the key before `commit`
-  list     what is there now, sorted by key; never from a cache
+  list     what is there now, sorted by key; never from a cache; `children` the same one level deep
   delete   idempotent
 A key is a relative path with `/` between its segments. Writing the same key twice is an error even where the bytes
 agree; see `create`.
@@ -175,8 +175,17 @@ class ObjectStore(ABC):
     def delete(self, key: str) -> None:
         """Removes an object; one that is not there is no error."""
 
-    def creates_large_objects_in_parts(self) -> bool | None:
-        """Whether an upload in parts is create-only here too (found by trying it).
+    @abstractmethod
+    def children(self, prefix: str = "") -> Iterator[str]:
+        """The direct children whose keys start with `prefix`, sorted, never cached: objects by their keys, and folders,
+        whose keys end in `/`, without looking into them.
+
+        `children("a/")` of a/b, a/c/d and a/c/e gives a/b and a/c/. A folder may turn out to be empty where an object
+        in it is being written or was just deleted.
+        """
+
+    def creates_large_objects_in_parts(self, folder: str = "") -> bool | None:
+        """Whether an upload in parts is create-only here too (found by trying it below `folder`, "" or ending in `/`).
 
         None: this store has no such uploads.
         """
@@ -216,8 +225,12 @@ class ScopedStore(ObjectStore):
     def delete(self, key: str) -> None:
         self._store.delete(self._full(key))
 
-    def creates_large_objects_in_parts(self) -> bool | None:
-        return self._store.creates_large_objects_in_parts()
+    def children(self, prefix: str = "") -> Iterator[str]:
+        for key in self._store.children(self._prefix + prefix):
+            yield key.removeprefix(self._prefix)
+
+    def creates_large_objects_in_parts(self, folder: str = "") -> bool | None:
+        return self._store.creates_large_objects_in_parts(self._prefix + folder)
 
     def within(self, prefix: str) -> ObjectStore:
         return ScopedStore(self._store, self._prefix + prefix.strip("/"))

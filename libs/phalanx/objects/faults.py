@@ -21,7 +21,7 @@ from phalanx.objects.base import ObjectInfo, ObjectStore, ObjectWriter
 class Call:
     """One operation.
 
-    Number: counts all operations of the store from 0. operation: read, info, create, commit, list or delete.
+    Number: counts all operations of the store from 0. operation: read, info, create, commit, list, children or delete.
     """
 
     number: int
@@ -165,6 +165,9 @@ class FaultyStore(ObjectStore):
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         yield from self.run("list", prefix, lambda: [*self._store.list(prefix)])
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        yield from self.run("children", prefix, lambda: [*self._store.children(prefix)])
 
     def delete(self, key: str) -> None:
         self.run("delete", key, lambda: self._store.delete(key))

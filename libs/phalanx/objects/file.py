@@ -2,7 +2,8 @@
 
 An object is written to a temporary file in its own folder, fsynced, and then hard-linked to its name: link(2) is
 atomic and fails if the name exists, which makes it create-only whoever races. The folder is fsynced before `create`
-returns. A writer that is killed leaves at most a temporary file, which no listing shows and no other writer meets.
+returns. A writer that is killed leaves at most a temporary file, which no listing shows and no other writer meets;
+whoever next creates an object in that folder, or lists it, removes it (`leftovers`).
 Calls on a dead network file system cannot be interrupted: a mount's own time-out is their deadline.
 """
 
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
-import uuid
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -29,8 +30,11 @@ from phalanx.objects.base import (
     check_key,
     check_range,
 )
+from phalanx.objects.leftovers import remove_if_dead, sweep, temporary_name
 
 _FOLDER_RACES = 16
+_NO_FOLDER = (FileNotFoundError, NotADirectoryError)
+_SWEPT_FOLDERS, _SWEPT_ENTRIES = 1024, 10_000
 
 
 @contextmanager
@@ -66,6 +70,8 @@ class FileStore(ObjectStore):
     def __init__(self, root: Path) -> None:
         assert root.is_absolute(), root
         self.root, self.url = root, f"file://{root}"
+        self._swept: set[Path] = set()
+        self._lock = threading.Lock()
 
     def _path(self, key: str) -> Path:
         return self.root / check_key(key)
@@ -86,14 +92,40 @@ class FileStore(ObjectStore):
             writer.commit()
 
     def writer(self, key: str) -> ObjectWriter:
-        return FileWriter(self.root, self._path(key), key)
+        path = self._path(key)
+        writer = FileWriter(self.root, path, key)
+        self._sweep(path.parent)
+        return writer
+
+    def _sweep(self, folder: Path) -> None:
+        """Removes what killed writers left in `folder`: with the first object that this store creates there, which
+        bounds the cost of many objects in one folder.
+        """
+        with self._lock:
+            if folder in self._swept:
+                return
+            if len(self._swept) >= _SWEPT_FOLDERS:
+                self._swept.clear()
+            self._swept.add(folder)
+        sweep(folder, _SWEPT_ENTRIES)
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         found: list[ObjectInfo] = []
         folder = prefix.rpartition("/")[0]
         with translated(self.root):
-            _collect(self.root / check_key(folder) if folder else self.root, folder, found)
+            _collect(self._folder(folder), folder, found)
         yield from sorted((info for info in found if info.key.startswith(prefix)), key=lambda info: info.key)
+
+    def children(self, prefix: str = "") -> Iterator[str]:
+        folder, slash, _ = prefix.rpartition("/")
+        names: list[str] = []
+        with translated(self.root), suppress(*_NO_FOLDER), os.scandir(self._folder(folder)) as entries:
+            shown = (entry for entry in entries if not entry.name.endswith(TEMPORARY_SUFFIX))
+            names += [f"{folder}{slash}{entry.name}{'/' if entry.is_dir() else ''}" for entry in shown]
+        yield from sorted(name for name in names if name.startswith(prefix))
+
+    def _folder(self, key: str) -> Path:
+        return self.root / check_key(key) if key else self.root
 
     def delete(self, key: str) -> None:
         path = self._path(key)
@@ -107,7 +139,7 @@ class FileWriter(ObjectWriter):
 
     def __init__(self, root: Path, path: Path, key: str) -> None:
         self._root, self._path, self._key = root, path, key
-        self._temporary = path.parent / f".{uuid.uuid4().hex}{TEMPORARY_SUFFIX}"
+        self._temporary = path.parent / temporary_name()
         with translated(path):
             if path.exists():
                 raise _taken(path, key)
@@ -208,11 +240,16 @@ def _prune(root: Path, folder: Path) -> None:
 
 
 def _collect(folder: Path, key: str, found: list[ObjectInfo]) -> None:
-    """Adds the objects below `folder`, whose own key is `key`; what vanishes meanwhile is left out."""
-    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+    """Adds the objects below `folder`, whose own key is `key`; what vanishes meanwhile is left out.
+
+    Removes the temporary files of dead writers that it meets: nobody may ever write again in the folder of an attempt
+    that was killed.
+    """
+    with suppress(*_NO_FOLDER), os.scandir(folder) as entries:
         for entry in entries:
             name = f"{key}/{entry.name}" if key else entry.name
             if entry.name.endswith(TEMPORARY_SUFFIX):
+                remove_if_dead(Path(entry.path))
                 continue
             with suppress(FileNotFoundError):
                 if entry.is_dir():

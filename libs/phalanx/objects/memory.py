@@ -55,6 +55,12 @@ class MemoryStore(ObjectStore):
             found = [ObjectInfo(key, len(data)) for key, data in self._objects.items() if key.startswith(prefix)]
         yield from sorted(found, key=lambda info: info.key)
 
+    def children(self, prefix: str = "") -> Iterator[str]:
+        with self._lock:
+            keys = [key for key in self._objects if key.startswith(prefix)]
+        rests = (key.removeprefix(prefix).partition("/") for key in keys)
+        yield from sorted({prefix + head + slash for head, slash, _ in rests})
+
     def delete(self, key: str) -> None:
         with self._lock:
             self._objects.pop(check_key(key), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
 from phalanx.objects.base import StoreError
@@ -18,8 +19,15 @@ class TransientError(Exception):
     """One try failed in a way that another may not; whether the server acted on it is unknown."""
 
 
+class DeadlineError(StoreError):
+    """The deadline came before an answer that counts; whether the server acted is unknown."""
+
+
 class Deadline:
-    """A point on this process's monotonic clock; bulk bytes move it by what they need at SLOWEST_BYTES_PER_S."""
+    """A point on this process's monotonic clock; bulk bytes move it by what they need at SLOWEST_BYTES_PER_S.
+
+    One call to a store makes one and passes it down to everything that it does, so that the whole call ends by it.
+    """
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -42,7 +50,7 @@ class Deadline:
 def retry(what: str, deadline: Deadline, operation: Callable[[int], Result]) -> Result:
     """The result of `operation(number of the try, from 0)`, tried again after TransientError until the deadline.
 
-    Pauses grow twofold with full jitter. Raises StoreError, the last cause chained; other exceptions pass through at
+    Pauses grow twofold with full jitter. Raises DeadlineError, the last cause chained; other exceptions pass through at
     once.
     """
     number = 0
@@ -53,5 +61,24 @@ def retry(what: str, deadline: Deadline, operation: Callable[[int], Result]) -> 
             pause_s = random.uniform(0, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**number))
             number += 1
             if deadline.remaining_s <= pause_s:
-                raise StoreError(f"{what}: still failing after {number} tries at the deadline: {error}") from error
+                raise DeadlineError(f"{what}: still failing after {number} tries at the deadline: {error}") from error
             time.sleep(pause_s)
+
+
+def by_deadline(deadline: Deadline, act: Callable[[], Result]) -> Result:
+    """`act()`, waited for until the deadline, for clients whose own time-outs bound a silence but not a whole request.
+
+    Raises TransientError past the deadline; `act` then goes on in its thread until its own time-outs end it.
+    """
+    threads = ThreadPoolExecutor(1, thread_name_prefix="phalanx-request")
+    future = threads.submit(act)
+    threads.shutdown(wait=False)
+    return result_by(deadline, future)
+
+
+def result_by(deadline: Deadline, future: Future[Result]) -> Result:
+    """The future's result; TransientError if there is none by the deadline."""
+    try:
+        return future.result(deadline.remaining_s)
+    except TimeoutError as error:
+        raise TransientError("no answer by the deadline") from error

@@ -41,7 +41,7 @@ from phalanx.objects.base import (
     check_key,
     check_range,
 )
-from phalanx.objects.retry import SLOWEST_BYTES_PER_S, Deadline, TransientError, retry
+from phalanx.objects.retry import SLOWEST_BYTES_PER_S, Deadline, DeadlineError, TransientError, retry
 from phalanx.objects.s3_client import check_process, make_engine, resolve
 from phalanx.objects.s3_parts import PART_BYTES, PartsUploader, TakenError
 
@@ -50,6 +50,7 @@ if TYPE_CHECKING:
 
 PARTS_ABOVE_BYTES, MAX_PUT_BYTES = 64 * 2**20, 5 * 2**30
 _CHUNK_BYTES, _COMPARE_BYTES, _LIST_PAGE = 2**18, 32 * 2**20, 1000
+_SHORTEST_TIMEOUT_S = 0.02
 _STATUS = re.compile(r"status code: (\d{3})")
 _RETRIED_STATUS = (408, 409, 425, 429)
 
@@ -115,17 +116,17 @@ class S3Store(ObjectStore):
         self._has_parts: bool | None = None
 
     def _pick(self, number: int, deadline: Deadline, num_bytes: int = 0) -> Engine:
-        """The shared client for a first try of usual size.
+        """The shared client for a first try of usual size with time for a second one.
 
         Else a fresh one, on new connections, with the time that is left.
         """
-        if number == 0 and num_bytes / SLOWEST_BYTES_PER_S < self._first_timeout_s:
+        is_usual = num_bytes / SLOWEST_BYTES_PER_S < self._first_timeout_s <= deadline.remaining_s
+        if number == 0 and is_usual:
             return self._engine
-        return make_engine(self._access, max(deadline.remaining_s, 0.1))
+        return make_engine(self._access, max(deadline.remaining_s, _SHORTEST_TIMEOUT_S))
 
-    def _retry(self, key: str, operation: Callable[[Engine], Any]) -> Any:
+    def _retry(self, key: str, deadline: Deadline, operation: Callable[[Engine], Any]) -> Any:
         check_process()
-        deadline = Deadline(self._deadline_s)
 
         def once(number: int) -> Any:
             with translated(self.url, key):
@@ -135,13 +136,16 @@ class S3Store(ObjectStore):
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         check_process()
-        where = f"{self.url}/{check_key(key)}"
+        where, deadline = f"{self.url}/{check_key(key)}", Deadline(self._deadline_s)
         if length == 0 or (length is None and offset) or min(offset, length or 0) < 0:
-            length = check_range(where, self.info(key).num_bytes, offset, length)
+            length = check_range(where, self._num_bytes(key, deadline), offset, length)
+        deadline.allow(length or 0)
+        return self._read(key, offset, length, deadline)
+
+    def _read(self, key: str, offset: int, length: int | None, deadline: Deadline) -> bytes:
         if length == 0:
             return b""
-        deadline = Deadline(self._deadline_s)
-        deadline.allow(length or 0)
+        where = f"{self.url}/{key}"
         chunks: list[bytes] = []
 
         def once(number: int) -> None:
@@ -152,8 +156,10 @@ class S3Store(ObjectStore):
         return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
 
     def info(self, key: str) -> ObjectInfo:
-        meta = self._retry(check_key(key), lambda engine: obstore.head(engine, key))
-        return ObjectInfo(key, meta["size"])
+        return ObjectInfo(key, self._num_bytes(check_key(key), Deadline(self._deadline_s)))
+
+    def _num_bytes(self, key: str, deadline: Deadline) -> int:
+        return int(self._retry(key, deadline, lambda engine: obstore.head(engine, key))["size"])
 
     def create(self, key: str, data: BytesLike) -> None:
         check_process()
@@ -166,12 +172,12 @@ class S3Store(ObjectStore):
         def once(number: int) -> None:
             nonlocal tried
             # After a try of unknown outcome the key may hold our own bytes: look before sending them again.
-            if tried and self._is_ours(key, view):
+            if tried and self._is_ours(key, view, deadline):
                 return
             try:
                 put(number)
             except TakenError as error:
-                self._judge_taken(key, view, tried, error)
+                self._judge_taken(key, view, tried, deadline, error)
             except TransientError:
                 tried = True
                 raise
@@ -179,9 +185,9 @@ class S3Store(ObjectStore):
         retry(f"{self.url}/{key}", deadline, once)
 
     def _choose_put(self, key: str, view: memoryview, deadline: Deadline) -> Callable[[int], object]:
-        if len(view) > self._parts_above_bytes and self._honours_parts(key):
+        if len(view) > self._parts_above_bytes and self._honours_parts(key, deadline):
             uploader = self._uploader()
-            return lambda number: uploader.put(key, view)
+            return lambda number: uploader.put(key, view, deadline)
         if len(view) > MAX_PUT_BYTES:
             raise StoreDenied(
                 f"{self.url}/{key}",
@@ -198,29 +204,29 @@ class S3Store(ObjectStore):
 
         return put_whole
 
-    def _judge_taken(self, key: str, view: memoryview, tried: bool, error: TakenError) -> None:
+    def _judge_taken(self, key: str, view: memoryview, tried: bool, deadline: Deadline, error: TakenError) -> None:
         """A conditional write was refused.
 
         Returns if the object there is our own, raises ObjectExists or TransientError.
         """
         try:
-            if tried and self._is_ours(key, view):
+            if tried and self._is_ours(key, view, deadline):
                 return
-            self.info(key)
+            self._num_bytes(key, deadline)
         except ObjectMissing:
             raise TransientError(f"another write to the key was in flight: {error}") from error  # 409: free after all
         raise ObjectExists(key) from error
 
-    def _is_ours(self, key: str, view: memoryview) -> bool:
+    def _is_ours(self, key: str, view: memoryview, deadline: Deadline) -> bool:
         """Whether the object holds exactly these bytes; False where there is none."""
         try:
-            if self.info(key).num_bytes != len(view):
+            if self._num_bytes(key, deadline) != len(view):
                 return False
         except ObjectMissing:
             return False
         for start in range(0, len(view), _COMPARE_BYTES):
             stop = min(start + _COMPARE_BYTES, len(view))
-            if self.read(key, start, stop - start) != view[start:stop]:
+            if self._read(key, start, stop - start, deadline) != view[start:stop]:
                 return False
         return True
 
@@ -229,16 +235,20 @@ class S3Store(ObjectStore):
             self._parts = PartsUploader(self._access, self._first_timeout_s, self._part_bytes)
         return self._parts
 
-    def _honours_parts(self, key: str) -> bool:
+    def _honours_parts(self, key: str, deadline: Deadline) -> bool:
         """Whether uploads in parts are create-only: known of AWS, tried once beside `key` elsewhere."""
-        with self._parts_lock:
+        if not self._parts_lock.acquire(timeout=deadline.remaining_s):
+            raise DeadlineError(f"{self.url}/{key}: still waiting for a trial upload at the deadline")
+        try:
             if self._has_parts is None:
                 folder = key[: key.rfind("/") + 1]
-                self._has_parts = self._access.is_aws or self._uploader().honours_condition(folder)
+                self._has_parts = self._access.is_aws or self._uploader().honours_condition(folder, deadline)
             return self._has_parts
+        finally:
+            self._parts_lock.release()
 
-    def creates_large_objects_in_parts(self) -> bool | None:
-        return self._uploader().honours_condition("")
+    def creates_large_objects_in_parts(self, folder: str = "") -> bool | None:
+        return self._uploader().honours_condition(folder, Deadline(self._deadline_s))
 
     def writer(self, key: str) -> ObjectWriter:
         return S3Writer(self, check_key(key))
@@ -260,9 +270,17 @@ class S3Store(ObjectStore):
         keys = sorted(key for key in found if key.startswith(prefix) and not key.endswith(TEMPORARY_SUFFIX))
         yield from (ObjectInfo(key, found[key]) for key in keys)
 
+    def children(self, prefix: str = "") -> Iterator[str]:
+        folder = prefix.rpartition("/")[0]
+        deadline = Deadline(self._deadline_s)
+        found = self._retry(prefix, deadline, lambda engine: obstore.list_with_delimiter(engine, folder or None))
+        names = [f"{each.rstrip('/')}/" for each in found["common_prefixes"]]
+        names += [entry["path"] for entry in found["objects"] if not entry["path"].endswith(TEMPORARY_SUFFIX)]
+        yield from sorted(name for name in names if name.startswith(prefix))
+
     def delete(self, key: str) -> None:
         try:
-            self._retry(check_key(key), lambda engine: obstore.delete(engine, key))
+            self._retry(check_key(key), Deadline(self._deadline_s), lambda engine: obstore.delete(engine, key))
         except ObjectMissing:
             return
 

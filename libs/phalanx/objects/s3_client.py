@@ -61,6 +61,7 @@ def resolve(bucket: str, settings: StorageSettings) -> S3Access:
         ) from error
     try:
         session = botocore.session.Session(profile=settings.profile)
+        session.register_component("data_loader", _definitions(session.get_config_variable("data_path")))
         ca_bundle = settings.ca_bundle or session.get_config_variable("ca_bundle")
         client = session.create_client(
             "s3", region_name=settings.region, endpoint_url=settings.endpoint, verify=ca_bundle
@@ -89,6 +90,14 @@ def resolve(bucket: str, settings: StorageSettings) -> S3Access:
         ca_bundle=ca_bundle,
         session=session,
     )
+
+
+@cache
+def _definitions(data_path: str | None) -> Any:
+    """botocore's service definitions, parsed once: four fifths of the time that it takes to resolve access."""
+    from botocore.loaders import create_loader
+
+    return create_loader(data_path)
 
 
 @cache

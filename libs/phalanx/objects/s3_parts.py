@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import logging
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from phalanx.objects.base import TEMPORARY_SUFFIX, StoreDenied, StoreError
-from phalanx.objects.retry import Deadline, TransientError, retry
+from phalanx.objects.retry import Deadline, DeadlineError, TransientError, by_deadline, result_by, retry
 from phalanx.objects.s3_client import S3Access, make_botocore
 
 if TYPE_CHECKING:
@@ -52,31 +52,39 @@ def translated(where: str) -> Iterator[None]:
 
 
 class PartsUploader:
-    """Uploads in parts to one bucket."""
+    """Uploads in parts to one bucket. timeout_s: the longest silence of one request; the caller's deadline bounds all.
+
+    The client's time-outs bound a silence, not a request that trickles: each is waited for until the deadline, no
+    longer.
+    """
 
     def __init__(self, access: S3Access, timeout_s: float, part_bytes: int = PART_BYTES) -> None:
         self._bucket, self._where = access.bucket, f"s3://{access.bucket}"
-        self._timeout_s, self._part_bytes = timeout_s, part_bytes
+        self._part_bytes = part_bytes
         self._client = make_botocore(access, timeout_s)
 
-    def put(self, key: str, data: memoryview) -> None:
+    def _request(self, operation: str, key: str, **arguments: Any) -> Any:
+        with translated(self._where):
+            return getattr(self._client, operation)(Bucket=self._bucket, Key=key, **arguments)
+
+    def put(self, key: str, data: memoryview, deadline: Deadline) -> None:
         """Creates the object in one try.
 
         TransientError: it may exist now. Raises TakenError, StoreDenied, StoreError.
         """
-        with translated(self._where):
-            upload_id = self._client.create_multipart_upload(Bucket=self._bucket, Key=key)["UploadId"]
+        upload = by_deadline(deadline, lambda: self._request("create_multipart_upload", key))
+        named: dict[str, Any] = {"key": key, "UploadId": upload["UploadId"]}
         try:
-            parts = self._upload(key, upload_id, data)
-            with translated(self._where):
-                self._client.complete_multipart_upload(
-                    Bucket=self._bucket, Key=key, UploadId=upload_id, IfNoneMatch="*", MultipartUpload={"Parts": parts}
-                )
+            parts = {"Parts": self._upload(named, data, deadline)}
+            by_deadline(
+                deadline,
+                lambda: self._request("complete_multipart_upload", **named, IfNoneMatch="*", MultipartUpload=parts),
+            )
         except BaseException:
-            self._abort(key, upload_id)
+            self._tidy(deadline, "abort_multipart_upload", **named)
             raise
 
-    def _upload(self, key: str, upload_id: str, data: memoryview) -> list[dict[str, Any]]:
+    def _upload(self, named: dict[str, Any], data: memoryview, deadline: Deadline) -> list[dict[str, Any]]:
         part_bytes = max(self._part_bytes, -(-len(data) // MAX_PARTS))
         starts = range(0, len(data), part_bytes)
 
@@ -84,50 +92,54 @@ class PartsUploader:
             body = bytes(data[starts[index] : starts[index] + part_bytes])
 
             def once(_: int) -> dict[str, Any]:
-                with translated(self._where):
-                    reply = self._client.upload_part(
-                        Bucket=self._bucket, Key=key, UploadId=upload_id, PartNumber=index + 1, Body=body
-                    )
+                reply = self._request("upload_part", **named, PartNumber=index + 1, Body=body)
                 return {"PartNumber": index + 1, "ETag": reply["ETag"]}
 
-            return retry(f"{self._where}/{key} part {index + 1}", Deadline(2 * self._timeout_s), once)
+            return retry(f"{self._where}/{named['key']} part {index + 1}", deadline, once)
 
-        with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="phalanx-parts") as threads:
-            futures = [threads.submit(upload_part, index) for index in range(len(starts))]
-            try:
-                return [future.result() for future in futures]
-            except BaseException:
-                threads.shutdown(cancel_futures=True)
-                raise
-
-    def _abort(self, key: str, upload_id: str) -> None:
-        """Frees the parts; where that fails the bucket's lifecycle rule has to."""
+        threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="phalanx-parts")
+        futures = [threads.submit(upload_part, index) for index in range(len(starts))]
         try:
-            with translated(self._where):
-                self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload_id)
-        except (TakenError, TransientError, StoreDenied, StoreError) as error:
-            _log.info("s3://%s/%s: the parts of a failed upload were not freed: %s", self._bucket, key, error)
+            return [result_by(deadline, future) for future in futures]
+        finally:
+            threads.shutdown(wait=False, cancel_futures=True)
+            # Parts that arrive after the upload was aborted would stay behind.
+            wait([future for future in futures if not future.cancelled()], deadline.remaining_s)
 
-    def honours_condition(self, folder: str) -> bool:
+    def _tidy(self, deadline: Deadline, operation: str, key: str, **arguments: Any) -> None:
+        """Asks the server to free what a failed call left, waiting until the deadline at most.
+
+        Where that fails the bucket's lifecycle rule has to.
+        """
+
+        def act() -> None:
+            try:
+                self._request(operation, key, **arguments)
+            except (TakenError, TransientError, StoreDenied, StoreError) as error:
+                _log.info("%s/%s: something stays behind, %s failed: %s", self._where, key, operation, error)
+
+        try:
+            by_deadline(deadline, act)
+        except TransientError as error:
+            _log.info("%s/%s: %s goes on in the background: %s", self._where, key, operation, error)
+
+    def honours_condition(self, folder: str, deadline: Deadline) -> bool:
         """Whether the server keeps the first of two objects when the second comes in parts under If-None-Match."""
         key = f"{folder}{uuid.uuid4().hex}{TEMPORARY_SUFFIX}"
 
         def once(_: int) -> bool:
-            with translated(self._where):
-                self._client.put_object(Bucket=self._bucket, Key=key, Body=b"first")
+            by_deadline(deadline, lambda: self._request("put_object", key, Body=b"first"))
             try:
-                self.put(key, memoryview(b"second"))
+                self.put(key, memoryview(b"second"), deadline)
             except TakenError:
                 return True
+            except DeadlineError:
+                raise
             except StoreError as error:
                 _log.info("%s: no conditional upload in parts: %s", self._where, error)
             return False
 
         try:
-            return retry(f"{self._where}: trying an upload in parts", Deadline(2 * self._timeout_s), once)
+            return retry(f"{self._where}: trying an upload in parts", deadline, once)
         finally:
-            try:
-                with translated(self._where):
-                    self._client.delete_object(Bucket=self._bucket, Key=key)
-            except (TransientError, TakenError, StoreDenied, StoreError) as error:
-                _log.info("%s/%s: a temporary object stays behind: %s", self._where, key, error)
+            self._tidy(deadline, "delete_object", key)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from support.ministack import make_bucket
+from support.ministack import Endpoint
 from typer.testing import CliRunner
 
 from phalanx.cli.doctor import register
@@ -41,9 +41,11 @@ def test_doctor_json_is_one_object(app: typer.Typer, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_doctor_s3_shows_table_and_verdict(app: typer.Typer, ministack: str) -> None:
-    url = make_bucket(ministack, "doctor-bucket")
-    result = CliRunner().invoke(app, ["doctor", "--storage", f"{url}/x", "--endpoint", ministack])
+def test_doctor_s3_shows_table_and_verdict(
+    app: typer.Typer, ministack: Endpoint, s3_prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AWS_ENDPOINT_URL")
+    result = CliRunner().invoke(app, ["doctor", "--storage", s3_prefix, "--endpoint", ministack])
     assert result.exit_code == 0, result.output
     assert "one of 20 racing writers won" in " ".join(result.output.split())
     assert "full: commits are safe" in result.output

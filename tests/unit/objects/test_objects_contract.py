@@ -117,7 +117,36 @@ def test_list_is_recursive_sorted_and_by_string_prefix(store: ObjectStore) -> No
     assert [info.key for info in store.list()] == sorted(keys)
     assert [info.key for info in store.list("a/b")] == [key for key in sorted(keys) if key.startswith("a/b")]
     assert [info.key for info in store.list("a/")] == [key for key in sorted(keys) if key.startswith("a/")]
-    assert list(store.list("nothing/")) == []
+    assert list(store.list("nothing/")) == list(store.list("a/c/")) == []
+
+
+CHILDREN = {
+    "": ["a-b", "a/", "ab", "b/"],
+    "a": ["a-b", "a/", "ab"],
+    "a/": ["a/b-x", "a/b/", "a/b0/", "a/c"],
+    "a/b": ["a/b-x", "a/b/", "a/b0/"],
+    "a/b/": ["a/b/x", "a/b/y/"],
+    "a/c": ["a/c"],
+    "b": ["b/"],
+    "a/c/": [],
+    "nothing/": [],
+}
+
+
+@pytest.mark.parametrize("root", ["", "deep/er"])
+def test_children_are_direct_sorted_and_by_string_prefix(store: ObjectStore, root: str) -> None:
+    place = store.within(root) if root else store
+    for key in ("a-b", "a/b-x", "a/b/x", "a/b/y/z", "a/b0/c", "a/c", "ab", "b/c"):
+        place.create(key, key.encode())
+    assert {prefix: list(place.children(prefix)) for prefix in CHILDREN} == CHILDREN
+
+
+def test_children_after_each_change_shows_it(store: ObjectStore) -> None:
+    for count in range(3):
+        assert len(list(store.children("x/"))) == count
+        store.create(f"x/{count}/k", b"")
+    store.delete("x/1/k")
+    assert list(store.children("x/")) == ["x/0/", "x/2/"]
 
 
 def test_list_after_each_change_shows_it(store: ObjectStore) -> None:

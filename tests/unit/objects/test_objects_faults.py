@@ -34,13 +34,14 @@ def test_calls_are_numbered_with_full_keys_also_within() -> None:
     store.within("a").create("k", b"1")
     store.read("a/k")
     assert list(store.within("a").list())
+    assert list(store.within("a").children())
     store.info("a/k")
     with store.writer("w") as writer:
         writer.commit()
     store.delete("a/k")
-    operations = ["create a/k", "read a/k", "list a/", "info a/k", "commit w", "delete a/k"]
+    operations = ["create a/k", "read a/k", "list a/", "children a/", "info a/k", "commit w", "delete a/k"]
     assert [f"{call.operation} {call.key}" for call in store.calls] == operations
-    assert [call.number for call in store.calls] == list(range(6))
+    assert [call.number for call in store.calls] == list(range(7))
 
 
 def test_fail_before_leaves_the_store_untouched() -> None:

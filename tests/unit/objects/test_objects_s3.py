@@ -6,13 +6,14 @@ import os
 import re
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import fsspec
 import pytest
-from support.faulty_proxy import Proxy, Spoiler, proxying
+from support.faulty_proxy import Proxy, Spoiler
 from support.ministack import foreign_client
 
 from phalanx.objects import (
@@ -25,16 +26,13 @@ from phalanx.objects import (
     fsspec_options,
     open_store,
 )
+from phalanx.objects.retry import SLOWEST_BYTES_PER_S
 from phalanx.objects.s3 import S3Store
 
 DATA = os.urandom(3_000_000)
+ALLOWED_S = len(DATA) / SLOWEST_BYTES_PER_S
+LATE_S = 0.5  # beyond a deadline: what a busy machine needs to notice
 Open = Callable[..., ObjectStore]
-
-
-@pytest.fixture
-def proxy(ministack: str) -> Iterator[Proxy]:
-    with proxying(ministack) as running:
-        yield running
 
 
 def first(method: str, spoiler: Spoiler, count: int = 1) -> Callable[[str, str, int], Spoiler | None]:
@@ -47,8 +45,8 @@ def ranges_asked(proxy: Proxy) -> list[tuple[int, int]]:
     return [(int(match[1]), int(match[2] or -1)) for match in found if match]
 
 
-def test_read_cut_reply_is_continued_where_it_stopped(open_bucket: Open, proxy: Proxy) -> None:
-    store = open_bucket(proxy.endpoint)
+def test_read_cut_reply_is_continued_where_it_stopped(open_place: Open, proxy: Proxy) -> None:
+    store = open_place(proxy.endpoint)
     store.create("k", DATA)
     proxy.choose = first("GET", Spoiler(cut_body=1_000_000), count=2)
     assert store.read("k", 500_000, 2_400_000) == DATA[500_000:2_900_000]
@@ -57,31 +55,31 @@ def test_read_cut_reply_is_continued_where_it_stopped(open_bucket: Open, proxy: 
     assert starts[0] == 500_000 < starts[1] <= 1_500_000 < starts[2] <= 2_500_000
 
 
-def test_read_shorter_range_than_asked_is_never_passed_on(open_bucket: Open, proxy: Proxy) -> None:
-    store = open_bucket(proxy.endpoint)
+def test_read_shorter_range_than_asked_is_never_passed_on(open_place: Open, proxy: Proxy) -> None:
+    store = open_place(proxy.endpoint)
     store.create("k", DATA)
     proxy.choose = first("GET", Spoiler(shorten=1_000_000), count=2)
     assert store.read("k", 500_000, 2_400_000) == DATA[500_000:2_900_000]
 
 
-def test_read_whole_object_cut_is_continued(open_bucket: Open, proxy: Proxy) -> None:
-    store = open_bucket(proxy.endpoint)
+def test_read_whole_object_cut_is_continued(open_place: Open, proxy: Proxy) -> None:
+    store = open_place(proxy.endpoint)
     store.create("k", DATA)
     proxy.choose = first("GET", Spoiler(cut_body=1_000_000))
     assert store.read("k") == DATA
 
 
-def test_read_server_that_answers_other_bytes_is_an_error(open_bucket: Open, proxy: Proxy) -> None:
-    store = open_bucket(proxy.endpoint, deadline_s=2)
-    store.create("k", DATA)
+def test_read_server_that_answers_other_bytes_is_an_error(open_place: Open, proxy: Proxy) -> None:
+    store = open_place(proxy.endpoint, deadline_s=0.5)
+    store.create("k", b"x" * 200)
     proxy.choose = first("GET", Spoiler(other_start=7), count=99)
     with pytest.raises(StoreError):
         store.read("k", 100, 50)
 
 
 @pytest.mark.parametrize("status", [500, 503, 429, 408])
-def test_every_call_retries_a_server_that_is_busy(open_bucket: Open, proxy: Proxy, status: int) -> None:
-    store = open_bucket(proxy.endpoint)
+def test_every_call_retries_a_server_that_is_busy(open_place: Open, proxy: Proxy, status: int) -> None:
+    store = open_place(proxy.endpoint)
     proxy.choose = lambda method, path, number: Spoiler(refuse=status) if number % 2 == 0 else None
     store.create("k", b"data")
     assert store.read("k") == b"data"
@@ -90,37 +88,46 @@ def test_every_call_retries_a_server_that_is_busy(open_bucket: Open, proxy: Prox
     store.delete("k")
 
 
-def test_stalled_server_is_an_error_at_the_deadline(open_bucket: Open, proxy: Proxy) -> None:
-    store = open_bucket(proxy.endpoint, deadline_s=1)
+def seconds_until_given_up(call: Callable[[], object]) -> float:
+    """How long a call took that must end at its deadline."""
+    start_s = time.monotonic()
+    with pytest.raises(StoreError, match="deadline"):
+        call()
+    return time.monotonic() - start_s
+
+
+def test_stalled_server_is_an_error_at_the_deadline(open_place: Open, proxy: Proxy) -> None:
+    store = open_place(proxy.endpoint, deadline_s=1)
     proxy.choose = lambda method, path, number: Spoiler(stall=True)
-    for call in (
+    calls: list[Callable[[], object]] = [
         lambda: store.read("k"),
+        lambda: store.read("k", 5),
         lambda: store.create("k", b""),
         lambda: store.info("k"),
         lambda: list(store.list()),
-    ):
-        start_s = time.monotonic()
-        with pytest.raises(StoreError, match="deadline"):
-            call()
-        assert time.monotonic() - start_s < 3
+        lambda: list(store.children()),
+        lambda: store.delete("k"),
+    ]
+    with ThreadPoolExecutor(len(calls)) as threads:
+        assert max(threads.map(seconds_until_given_up, calls)) < 1 + LATE_S
 
 
-def test_one_stalled_reply_is_retried_within_the_deadline(open_bucket: Open, proxy: Proxy) -> None:
-    store = open_bucket(proxy.endpoint, deadline_s=4)
+def test_one_stalled_reply_is_retried_within_the_deadline(open_place: Open, proxy: Proxy) -> None:
+    store = open_place(proxy.endpoint, deadline_s=2)
     proxy.choose = first("PUT", Spoiler(stall=True))
     store.create("k", b"data")
     assert store.read("k") == b"data"
 
 
-def test_create_lost_reply_recognises_its_own_object(open_bucket: Open, proxy: Proxy) -> None:
-    store = open_bucket(proxy.endpoint)
+def test_create_lost_reply_recognises_its_own_object(open_place: Open, proxy: Proxy) -> None:
+    store = open_place(proxy.endpoint)
     proxy.choose = first("PUT", Spoiler(lose_reply=True))
     store.create("k", DATA)
     assert store.read("k") == DATA
 
 
-def test_create_lost_reply_empty_object_recognises_its_own(open_bucket: Open, proxy: Proxy) -> None:
-    store = open_bucket(proxy.endpoint)
+def test_create_lost_reply_empty_object_recognises_its_own(open_place: Open, proxy: Proxy) -> None:
+    store = open_place(proxy.endpoint)
     proxy.choose = first("PUT", Spoiler(lose_reply=True))
     store.create("k", b"")
     assert store.read("k") == b""
@@ -128,9 +135,9 @@ def test_create_lost_reply_empty_object_recognises_its_own(open_bucket: Open, pr
 
 @pytest.mark.parametrize("there", [b"other", b"longer"], ids=["same size", "other size"])
 def test_create_failed_try_then_taken_by_another_is_exists(
-    open_bucket: Open, ministack: str, proxy: Proxy, there: bytes
+    open_place: Open, ministack: str, proxy: Proxy, there: bytes
 ) -> None:
-    store, other = open_bucket(proxy.endpoint), open_bucket(ministack)
+    store, other = open_place(proxy.endpoint), open_place(ministack)
 
     def choose(method: str, path: str, number: int) -> Spoiler | None:
         if method == "PUT" and number == 0:
@@ -144,23 +151,23 @@ def test_create_failed_try_then_taken_by_another_is_exists(
     assert store.read("k") == there
 
 
-def test_create_same_bytes_without_a_lost_reply_is_exists(open_bucket: Open, proxy: Proxy) -> None:
-    store = open_bucket(proxy.endpoint)
+def test_create_same_bytes_without_a_lost_reply_is_exists(open_place: Open, proxy: Proxy) -> None:
+    store = open_place(proxy.endpoint)
     store.create("k", b"same")
     with pytest.raises(ObjectExists):
         store.create("k", b"same")
 
 
-def test_create_conflict_409_is_retried_while_the_key_is_free(open_bucket: Open, proxy: Proxy) -> None:
-    store = open_bucket(proxy.endpoint)
+def test_create_conflict_409_is_retried_while_the_key_is_free(open_place: Open, proxy: Proxy) -> None:
+    store = open_place(proxy.endpoint)
     proxy.choose = first("PUT", Spoiler(refuse=409), count=3)
     store.create("k", b"data")
     assert store.read("k") == b"data"
     assert sum(method == "PUT" for method, _, _ in proxy.seen) == 4
 
 
-def test_refused_access_names_the_object_and_is_not_retried(open_bucket: Open, proxy: Proxy) -> None:
-    store = open_bucket(proxy.endpoint)
+def test_refused_access_names_the_object_and_is_not_retried(open_place: Open, proxy: Proxy) -> None:
+    store = open_place(proxy.endpoint)
     proxy.choose = lambda method, path, number: Spoiler(refuse=403)
     for call in (lambda: store.read("a/k"), lambda: store.create("a/k", b"")):
         with pytest.raises(StoreDenied, match=r"a/k.*credentials"):
@@ -175,8 +182,8 @@ def test_missing_bucket_names_the_remedy(ministack: str) -> None:
             call()
 
 
-def test_unreachable_server_is_an_error_at_the_deadline(open_bucket: Open) -> None:
-    store = open_bucket("http://127.0.0.1:9", deadline_s=0.5)
+def test_unreachable_server_is_an_error_at_the_deadline(open_place: Open) -> None:
+    store = open_place("http://127.0.0.1:9", deadline_s=0.3)
     with pytest.raises(StoreError, match="deadline"):
         store.info("k")
 
@@ -185,12 +192,14 @@ def test_unreachable_server_is_an_error_at_the_deadline(open_bucket: Open) -> No
 
 
 @pytest.fixture
-def small_parts(bucket: str) -> Callable[[str], S3Store]:
-    """Opens the bucket with parts from 1 MB on, of 300 KB (the test server takes small parts)."""
+def small_parts(place: str) -> Open:
+    """Opens this test's place with parts from 1 MB on, of 300 KB (the test server takes small parts)."""
+    bucket, _, prefix = place.removeprefix("s3://").partition("/")
 
-    def opened(endpoint: str) -> S3Store:
-        name = bucket.removeprefix("s3://")
-        return S3Store(name, StorageSettings(endpoint=endpoint), 10, parts_above_bytes=1_000_000, part_bytes=300_000)
+    def opened(endpoint: str, deadline_s: float = 10) -> ObjectStore:
+        settings = StorageSettings(endpoint=endpoint)
+        store = S3Store(bucket, settings, deadline_s, parts_above_bytes=1_000_000, part_bytes=300_000)
+        return store.within(prefix)
 
     return opened
 
@@ -199,7 +208,7 @@ def part_puts(proxy: Proxy) -> int:
     return sum("partNumber" in path for _, path, _ in proxy.seen)
 
 
-def test_large_object_goes_up_in_parts_and_is_create_only(small_parts: Callable[[str], S3Store], proxy: Proxy) -> None:
+def test_large_object_goes_up_in_parts_and_is_create_only(small_parts: Open, proxy: Proxy) -> None:
     store = small_parts(proxy.endpoint)
     with store.writer("big/k") as writer:
         writer.write(DATA)
@@ -212,9 +221,7 @@ def test_large_object_goes_up_in_parts_and_is_create_only(small_parts: Callable[
     assert [info.key for info in store.list()] == ["big/k"]
 
 
-def test_parts_lost_reply_to_the_last_call_recognises_its_own(
-    small_parts: Callable[[str], S3Store], proxy: Proxy
-) -> None:
+def test_parts_lost_reply_to_the_last_call_recognises_its_own(small_parts: Open, proxy: Proxy) -> None:
     store = small_parts(proxy.endpoint)
     store.create("warm", DATA)
     lost = threading.Event()
@@ -232,7 +239,7 @@ def test_parts_lost_reply_to_the_last_call_recognises_its_own(
 
 
 def test_parts_failed_upload_leaves_neither_object_nor_parts(
-    small_parts: Callable[[str], S3Store], proxy: Proxy, ministack: str, bucket: str
+    small_parts: Open, proxy: Proxy, ministack: str, place: str
 ) -> None:
     store = small_parts(proxy.endpoint)
     store.create("warm", DATA)
@@ -241,10 +248,12 @@ def test_parts_failed_upload_leaves_neither_object_nor_parts(
         store.create("k", DATA)
     with pytest.raises(ObjectMissing):
         store.info("k")
-    assert "Uploads" not in foreign_client(ministack).list_multipart_uploads(Bucket=bucket.removeprefix("s3://"))
+    bucket, _, prefix = place.removeprefix("s3://").partition("/")
+    uploads = foreign_client(ministack).list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+    assert [upload["Key"] for upload in uploads if prefix in upload["Key"]] == []
 
 
-def test_parts_server_without_the_condition_gets_one_put(small_parts: Callable[[str], S3Store], proxy: Proxy) -> None:
+def test_parts_server_without_the_condition_gets_one_put(small_parts: Open, proxy: Proxy) -> None:
     store = small_parts(proxy.endpoint)
     proxy.choose = lambda method, path, number: (
         Spoiler(drop_header="if-none-match") if method == "POST" and "uploadId" in path else None
@@ -258,20 +267,93 @@ def test_parts_server_without_the_condition_gets_one_put(small_parts: Callable[[
         store.create("k", DATA[::-1])
 
 
+# One deadline for the whole call, wherever in it the server falls silent
+
+
+def silent_at(cases: dict[str, str]) -> Callable[[str, str, int], Spoiler | None]:
+    """Below each folder, never answers the requests whose "METHOD path" begins as its pattern says."""
+
+    def choose(method: str, path: str, number: int) -> Spoiler | None:
+        for folder, pattern in cases.items():
+            if f"/{folder}/" in path and re.match(pattern, f"{method} {path}"):
+                return Spoiler(stall=True)
+        return None
+
+    return choose
+
+
+def seconds_by_case(cases: Iterable[str], call: Callable[[str], object]) -> dict[str, float]:
+    """How long `call` of each case took that must end at its deadline, all at once."""
+    with ThreadPoolExecutor(8) as threads:
+        times_s = {case: threads.submit(seconds_until_given_up, partial(call, case)) for case in cases}
+        return {case: time_s.result() for case, time_s in times_s.items()}
+
+
+def test_create_server_stalls_while_we_look_for_our_object_ends_at_the_deadline(open_place: Open, proxy: Proxy) -> None:
+    cases = {"its-size": "HEAD", "its-bytes": "GET"}
+    silent = silent_at(cases)
+    store = open_place(proxy.endpoint, deadline_s=1)
+    proxy.choose = lambda method, path, number: (
+        Spoiler(lose_reply=True) if method == "PUT" else silent(method, path, number)
+    )
+    times_s = seconds_by_case(cases, lambda case: store.create(f"{case}/k", b"data"))
+    assert max(times_s.values()) < 1 + LATE_S, times_s
+    assert {method for method, _, _ in proxy.seen} == {"PUT", "HEAD", "GET"}
+
+
+def test_commit_in_parts_server_stalls_anywhere_ends_at_the_deadline(small_parts: Open, proxy: Proxy) -> None:
+    cases = {
+        "beginning": r"POST .*uploads",
+        "one-part": r"PUT .*partNumber=3",
+        "all-parts": r"PUT .*partNumber",
+        "completing": r"POST .*uploadId",
+    }
+    store = small_parts(proxy.endpoint, deadline_s=1)
+    store.create("warm", DATA)
+    proxy.choose = silent_at(cases)
+
+    def commit(case: str) -> None:
+        with store.writer(f"{case}/k") as writer:
+            writer.write(DATA)
+            writer.commit()
+
+    times_s = seconds_by_case(cases, commit)
+    assert max(times_s.values()) < 1 + ALLOWED_S + LATE_S, times_s
+
+
+def test_first_commit_in_parts_server_stalls_in_the_trial_ends_at_the_deadline(small_parts: Open, proxy: Proxy) -> None:
+    cases = {"first": r"PUT", "second": r"POST", "part": r"PUT .*partNumber"}
+    stores = {case: small_parts(proxy.endpoint, deadline_s=1) for case in cases}
+    proxy.choose = silent_at(cases)
+    times_s = seconds_by_case(cases, lambda case: stores[case].create(f"{case}/k", DATA))
+    assert max(times_s.values()) < 1 + ALLOWED_S + LATE_S, times_s
+    proxy.restart(proxy.mark)
+    stores["part"].create("part/k", DATA)
+    assert part_puts(proxy) == 10 + 1, "a trial that ran out of time was taken for a refusal"
+
+
+def test_first_commit_in_parts_trial_object_stays_creates_all_the_same(small_parts: Open, proxy: Proxy) -> None:
+    store = small_parts(proxy.endpoint, deadline_s=2)
+    proxy.choose = lambda method, path, number: Spoiler(stall=True) if method == "DELETE" else None
+    store.create("k", DATA)
+    assert store.read("k") == DATA
+    assert [info.key for info in store.list()] == list(store.children()) == ["k"]
+
+
 # Settings, credentials, other clients
 
 
-def test_fsspec_opens_the_same_objects(bucket: str, ministack: str) -> None:
+def test_fsspec_opens_the_same_objects(place: str, ministack: str) -> None:
     settings = StorageSettings(endpoint=ministack)
-    open_store(bucket, settings).create("a/k", b"data")
-    options = fsspec_options(bucket, settings)
+    open_store(place, settings).create("a/k", b"data")
+    options = fsspec_options(place, settings)
     assert not {"key", "secret", "token"} & set(options)
-    with fsspec.open(f"{bucket}/a/k", "rb", **options) as file:
+    with fsspec.open(f"{place}/a/k", "rb", **options) as file:
         assert file.read() == b"data"
 
 
 def test_profile_gives_credentials_endpoint_and_region_to_both_clients(
-    bucket: str, ministack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str, ministack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = tmp_path / "config"
     config.write_text(
@@ -282,22 +364,22 @@ def test_profile_gives_credentials_endpoint_and_region_to_both_clients(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name)
     settings = StorageSettings(profile="lab")
-    open_store(bucket, settings).create("k", b"data")
-    options = fsspec_options(bucket, settings)
+    open_store(place, settings).create("k", b"data")
+    options = fsspec_options(place, settings)
     assert (options["endpoint_url"], options["client_kwargs"]["region_name"]) == (ministack, "us-east-1")
-    with fsspec.open(f"{bucket}/k", "rb", **options) as file:
+    with fsspec.open(f"{place}/k", "rb", **options) as file:
         assert file.read() == b"data"
 
 
-def test_settings_win_over_variables(bucket: str, ministack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_win_over_variables(place: str, ministack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    open_store(bucket, StorageSettings(endpoint=ministack), deadline_s=5).create("k", b"")
+    open_store(place, StorageSettings(endpoint=ministack), deadline_s=5).create("k", b"")
 
 
-def test_variables_alone_name_the_endpoint(bucket: str, ministack: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_alone_name_the_endpoint(place: str, ministack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", ministack)
-    open_store(bucket, deadline_s=5).create("k", b"")
+    open_store(place, deadline_s=5).create("k", b"")
 
 
 def test_no_credentials_is_refused_at_opening(ministack: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -308,8 +390,8 @@ def test_no_credentials_is_refused_at_opening(ministack: str, monkeypatch: pytes
         open_store("s3://bucket", StorageSettings(endpoint=ministack))
 
 
-def test_wrong_region_names_the_remedy(bucket: str, ministack: str) -> None:
-    store = open_store(bucket, StorageSettings(endpoint=ministack, region="eu-west-1"), deadline_s=5)
+def test_wrong_region_names_the_remedy(place: str, ministack: str) -> None:
+    store = open_store(place, StorageSettings(endpoint=ministack, region="eu-west-1"), deadline_s=5)
     with pytest.raises(StoreDenied, match="set region"):
         store.create("k", b"")
 
@@ -326,9 +408,9 @@ def test_missing_client_library_names_the_extra(monkeypatch: pytest.MonkeyPatch)
         open_store("s3://bucket")
 
 
-def test_store_used_in_a_forked_child_is_refused_not_hung(open_bucket: Open, ministack: str) -> None:
-    store = open_bucket(ministack)
-    store.create(f"k-{uuid.uuid4()}", b"")
+def test_store_used_in_a_forked_child_is_refused_not_hung(open_place: Open, ministack: str) -> None:
+    store = open_place(ministack)
+    store.create("k", b"")
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
