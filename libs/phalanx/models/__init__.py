@@ -1,28 +1,3 @@
 """Models in plain torch: the built-in decoder, the protocol that a user's own model implements, Hugging Face mapping
-both ways.
+both ways. The package itself, `args` and `hugging_face` import no torch.
 """
-
-from __future__ import annotations
-
-from phalanx.models.decoder import Decoder, DecoderArgs
-from phalanx.models.protocol import (
-    HasInitialWeights,
-    HasParallelPlan,
-    HasStages,
-    Initial,
-    LanguageModel,
-    Style,
-    split_evenly,
-)
-
-__all__ = [
-    "Decoder",
-    "DecoderArgs",
-    "HasInitialWeights",
-    "HasParallelPlan",
-    "HasStages",
-    "Initial",
-    "LanguageModel",
-    "Style",
-    "split_evenly",
-]

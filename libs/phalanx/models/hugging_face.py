@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx.core.errors import PhalanxError
-from phalanx.models.decoder import DecoderArgs
+from phalanx.models.args import DecoderArgs
 
 ARCHITECTURE = "LlamaForCausalLM"
 _TOP = {

@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from phalanx.core.errors import PhalanxError
-from phalanx.models.decoder import Decoder, DecoderArgs
+from phalanx.models.args import DecoderArgs
+from phalanx.models.decoder import Decoder
 from phalanx.models.protocol import HasParallelPlan, HasStages
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,11 @@ def whole_weights(job: Any, device: torch.device) -> dict[str, Tensor]:
     for tensor in whole.values():
         dist.broadcast(tensor, src=0)
     return whole
+
+
+def parameter_names(job: Any) -> tuple[str, ...]:
+    """Canonical names of all parameters of the job's whole model, tied ones once."""
+    return tuple(name for name, _ in build_on_meta(job).named_parameters())
 
 
 def count_parameters(job: Any) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from functools import partial
 from typing import Any
 
@@ -58,5 +59,20 @@ def _keep(kind: str, /, **fields: Any) -> None:
     """Events of other ranks are rank 0's too, or concern nobody."""
 
 
+def _leave_at_once_on_failure() -> None:
+    """A thread that waits for a dead peer's part of a checkpoint must not keep a failed rank, and so its peers, alive."""
+    code = 1
+    try:
+        code = main()
+    except SystemExit:
+        raise
+    except BaseException:  # torch has errors that are no Exception
+        traceback.print_exc()
+    if code != 0:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    _leave_at_once_on_failure()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from phalanx.gang.context import RankContext
@@ -36,6 +37,8 @@ def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | Non
 
     job, deadlines = prepared.job, prepared.job.deadlines
     torch.use_deterministic_algorithms(job.training.deterministic)
+    if job.cluster.device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     phases = Phases(context.report, deadlines)
     phases.enter("init", 0)
     longest_s = max(

@@ -72,8 +72,10 @@ class Saver:
     def check(self) -> None:
         """Raises the failure of the save in flight as soon as it is known; never blocks."""
         flight = self._flight
-        if flight is not None and flight.upload.done() and flight.commit.done:
-            self._land(flight)
+        if flight is not None and flight.upload.done():
+            flight.upload.wait(self._deadline_s)
+            if flight.commit.done:
+                self._land(flight)
 
     @property
     def busy(self) -> bool:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 import torch
 
 from phalanx.core.box import HeldTensor
-from phalanx.lineage import Lineage, LoaderState, Manifest
+from phalanx.lineage import DamagedObject, Lineage, LoaderState, Manifest
 from phalanx.objects import ObjectStore
-from phalanx.parallel import Mesh, ParallelModel, build_mesh, multiple_of
-from phalanx.snapshot.errors import DamagedCheckpoint
+from phalanx.parallel import Mesh, ParallelModel, build_mesh, multiple_of, parameter_names
 from phalanx.snapshot.restore import restore
 from phalanx.snapshot.writer import Writer
+from phalanx.spec import Job
 from phalanx.stream.manifest import open_split
 from phalanx.stream.members import ShardIndices
 from phalanx.stream.order import Order
@@ -23,7 +23,7 @@ from phalanx.stream.windows import WindowReader
 from phalanx.trainer.control import Control, Opening
 from phalanx.trainer.evaluator import Evaluator
 from phalanx.trainer.feed import BatchShape, Feed
-from phalanx.trainer.optimizer import Optimizer
+from phalanx.trainer.optimizer import MOMENTS, Optimizer
 from phalanx.trainer.phases import Phases
 from phalanx.trainer.preflight import Prepared, store_at
 from phalanx.trainer.recorder import Recorder
@@ -96,71 +96,97 @@ def build_session(
     job, layout = prepared.job, prepared.layout
     device = torch.device(job.cluster.device)
     opening = control.open()
-    report("opened", attempt=opening.attempt, step=opening.parent.step if opening.parent else 0)
+    parent = opening.parent
+    start_step = parent.step if parent is not None else 0
+    report("opened", attempt=opening.attempt, step=start_step)
     mesh = build_mesh(layout, device, schedule=job.parallel.schedule)
-    model = ParallelModel(job, layout, mesh, device)
+    model = ParallelModel(job, layout, mesh, device, initialise=parent is None)
     optimizer = Optimizer(job, model.parameters())
-    start_step = 0
-    if opening.parent is not None:
-        start_step = opening.parent.step
+    if parent is not None:
         phases.enter("restore", start_step)
-        _restore(opening.parent, control, store, model, optimizer)
-    shape = BatchShape(
+        _restore(parent, control, store, job, model, optimizer)
+    shape = _batch_shape(prepared, mesh)
+    is_first = rank == 0
+    recorder = Recorder(
+        lineage, opening.attempt, rank, start_step, records_windows=mesh.is_reader, records_steps=is_first
+    )
+    writer = Writer(store, rank, layout.world_size, deadline_s=job.deadlines.save_s)
+    return Session(
+        prepared=prepared,
+        rank=rank,
+        mesh=mesh,
+        model=model,
+        optimizer=optimizer,
+        feed=Feed(reader_of(prepared, job.data.train), shape, device, opening.plan),
+        recorder=recorder,
+        saver=_saver(prepared, opening, control, writer, recorder, lambda: state_of(model, optimizer)),
+        evaluator=_evaluator(prepared, model, shape, device),
+        control=control,
+        opening=opening,
+        phases=phases,
+        report=report,
+        step=start_step,
+    )
+
+
+def _batch_shape(prepared: Prepared, mesh: Mesh) -> BatchShape:
+    job, layout = prepared.job, prepared.layout
+    return BatchShape(
         global_batch_size=job.training.global_batch_size,
         local_batch_size=job.parallel.local_batch_size,
         dp=layout.dp,
         dp_rank=mesh.dp_rank,
         multiple_of=multiple_of(job.parallel.schedule, layout.pp),
     )
-    feed = Feed(reader_of(prepared, job.data.train), shape, device, opening.plan)
-    recorder = Recorder(
-        lineage, opening.attempt, rank, start_step, records_windows=mesh.is_reader, records_steps=rank == 0
+
+
+def _saver(
+    prepared: Prepared,
+    opening: Opening,
+    control: Control,
+    writer: Writer,
+    recorder: Recorder,
+    held: Callable[[], list[HeldTensor]],
+) -> Saver:
+    job = prepared.job
+    stamp = Stamp(
+        attempt=opening.attempt,
+        world_size=prepared.layout.world_size,
+        identity_digest=prepared.identity_digest,
+        placement_digest=prepared.placement_digest,
+        code_digest=prepared.code_digest,
     )
-    saver = Saver(
+    return Saver(
         control,
-        Writer(store, rank, layout.world_size, deadline_s=job.deadlines.save_s),
+        writer,
         recorder,
-        Stamp(
-            opening.attempt,
-            layout.world_size,
-            prepared.identity_digest,
-            prepared.placement_digest,
-            prepared.code_digest,
-        ),
-        lambda: state_of(model, optimizer),
+        stamp,
+        held,
         interval=job.checkpoint.interval,
         when_busy=job.checkpoint.when_busy,
         deadline_s=job.deadlines.save_s,
-        start_step=start_step,
+        start_step=opening.parent.step if opening.parent is not None else 0,
     )
-    evaluator = None
-    if job.data.held_out is not None and job.validation.freq:
-        evaluation_shape = replace(shape, global_batch_size=job.validation.windows)
-        evaluator = Evaluator(model, reader_of(prepared, job.data.held_out), evaluation_shape, device)
-    return Session(
-        prepared,
-        rank,
-        mesh,
-        model,
-        optimizer,
-        feed,
-        recorder,
-        saver,
-        evaluator,
-        control,
-        opening,
-        phases,
-        report,
-        start_step,
-    )
+
+
+def _evaluator(prepared: Prepared, model: ParallelModel, shape: BatchShape, device: torch.device) -> Evaluator | None:
+    job = prepared.job
+    if job.data.held_out is None or not job.validation.freq:
+        return None
+    evaluation = replace(shape, global_batch_size=job.validation.windows)
+    return Evaluator(model, reader_of(prepared, job.data.held_out), evaluation, device)
 
 
 def _restore(
-    parent: Manifest, control: Control, store: ObjectStore, model: ParallelModel, optimizer: Optimizer
+    parent: Manifest, control: Control, store: ObjectStore, job: Job, model: ParallelModel, optimizer: Optimizer
 ) -> None:
+    """Fills model and optimizer in place; a tensor that is missing, extra or of another shape is an error."""
+    names = parameter_names(job)
+    all_names = [f"model.{name}" for name in names]
+    all_names += [f"optim.{name}.{moment}" for name in names for moment in MOMENTS]
     try:
-        restore(store, parent, state_of(model, optimizer))
-    except DamagedCheckpoint as error:
+        restore(store, parent, state_of(model, optimizer), all_names=all_names)
+    except DamagedObject as error:
         control.refuse_parent(parent, str(error))
         raise
     optimizer.resume(int(parent.schedule["num_updates"]))

@@ -30,6 +30,7 @@ class Tally:
     data_waits_s: list[float] = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict)
     _failed_at_s: float | None = None
+    _tokens_per_step: int = 0
 
     def observe(self, event: Event) -> None:
         """Takes one event of `trainer.local.run_job`."""
@@ -38,6 +39,8 @@ class Tally:
                 self._open(int(event.fields["attempt"]), int(event.fields["step"]))
             case "progress":
                 self._progress(event)
+            case "stopped" | "finished" if event.rank == 0:
+                self._advance(int(event.fields["step"]))
             case "evaluation":
                 self.eval_loss = event.fields["loss"]
             case "committed":
@@ -59,22 +62,27 @@ class Tally:
 
     def _progress(self, event: Event) -> None:
         fields = event.fields
-        self.step = int(fields["step"])
+        self._tokens_per_step = int(fields["tokens"])
+        self._advance(int(fields["step"]))
         if fields["loss"] is not None:
             self.losses[self.step] = self.final_loss = float(fields["loss"])
             self.first_loss = self.final_loss if self.first_loss is None else self.first_loss
-        self.tokens += int(fields["tokens"])
         self.step_times_s.append(float(fields["step_time_s"]))
         self.data_waits_s.append(float(fields["data_wait_s"]))
         if self._failed_at_s is not None:
             self.recoveries_s.append(event.time_monotonic_s - self._failed_at_s)
             self._failed_at_s = None
 
+    def _advance(self, step: int) -> None:
+        """Steps between two lines of progress count as well (`metrics.log_freq`)."""
+        self.tokens += self._tokens_per_step * max(0, step - self.step)
+        self.step = step
+
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens of all steps by the time that those steps took, over all ranks; None before the first step."""
+        """Tokens of the steps that were told by the time that they took, over all ranks; None before the first step."""
         total_s = sum(self.step_times_s)
-        return self.tokens / total_s if total_s else None
+        return self._tokens_per_step * len(self.step_times_s) / total_s if total_s else None
 
 
 def _is_failure(event: Event) -> bool:

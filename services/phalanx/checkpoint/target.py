@@ -50,7 +50,7 @@ def hugging_face_target(place: JobPlace, tokenizer: Path | None) -> Target:
 
 def _llama(args: Mapping[str, Any], seq_len: int) -> tuple[dict[str, Any], Callable[[str], str | None]]:
     """config.json of the decoder of shape `args`, and the names of its parameters; a tied head is stored once."""
-    from phalanx.models.decoder import DecoderArgs
+    from phalanx.models.args import DecoderArgs
     from phalanx.models.hugging_face import config_to_hugging_face, name_to_hugging_face
 
     if args.get("moe") is not None:

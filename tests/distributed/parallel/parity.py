@@ -21,7 +21,8 @@ from phalanx.core.box import whole
 from phalanx.core.errors import PhalanxError
 from phalanx.gang.context import RankContext
 from phalanx.gang.rendezvous import init_process_group
-from phalanx.models import Decoder, DecoderArgs
+from phalanx.models.args import DecoderArgs
+from phalanx.models.decoder import Decoder
 from phalanx.parallel import ParallelModel, SlotBatch, build_mesh, multiple_of
 from phalanx.parallel.initialise import fill
 from phalanx.spec import Job, Layout, parse_job

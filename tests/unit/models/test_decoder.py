@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from phalanx.core.errors import PhalanxError
-from phalanx.models import Decoder, DecoderArgs, split_evenly
+from phalanx.models.args import DecoderArgs
+from phalanx.models.decoder import Decoder
+from phalanx.models.protocol import split_evenly
 
 ARGS = DecoderArgs(dim=32, n_layers=4, n_heads=4, n_kv_heads=2, ffn_dim=48, vocab_size=64)
 LENGTH = 16

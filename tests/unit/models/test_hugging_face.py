@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from phalanx.core.errors import PhalanxError
-from phalanx.models import Decoder, DecoderArgs
+from phalanx.models.args import DecoderArgs
+from phalanx.models.decoder import Decoder
 from phalanx.models.hugging_face import (
     config_from_hugging_face,
     config_to_hugging_face,

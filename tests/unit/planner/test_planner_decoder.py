@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from phalanx.models import Decoder, DecoderArgs
+from phalanx.models.args import DecoderArgs
+from phalanx.models.decoder import Decoder
 from phalanx.planner import ModelShape, RunShape, count_parameters, positions, rank_parameters
 from phalanx.spec import Layout
 

@@ -22,7 +22,8 @@ from phalanx.data.prepare.pipeline import prepare
 from phalanx.data.prepare.settings import PrepareSettings
 from phalanx.data.prepare.sources import source_of
 from phalanx.lineage import DamagedObject, Lineage
-from phalanx.models import Decoder, DecoderArgs
+from phalanx.models.args import DecoderArgs
+from phalanx.models.decoder import Decoder
 from phalanx.objects import open_store
 from phalanx.snapshot.writer import Writer
 from phalanx.spec import load_job
