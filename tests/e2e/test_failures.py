@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,11 +12,14 @@ import pytest
 from support.jobs import (
     Run,
     assert_proven,
+    every_manifest_holds,
     job_folder,
     lineage_of,
     newest_tensors,
     run_cli,
     run_here,
+    torchrun,
+    user_job,
     write_job,
 )
 
@@ -23,16 +27,6 @@ from phalanx.gang import Event, ForkServer
 from phalanx.lineage import CheckpointRef
 
 NO_SAVE = ("--set", "checkpoint.interval=5")
-
-
-def user_job(folder: Path, data: str, class_: str, *, once: bool = False, more: str = "", **args: int) -> Path:
-    """A job of one of the tests' own models on two ranks, six steps, one forward a step and rank."""
-    path = write_job(folder, data, steps=6)
-    given = {"vocab_size": 300, **args, **({"once": str(folder / "happened")} if once else {})}
-    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in given.items())
-    model = f'class = "user_models:{class_}"\n[model.args]\n{lines}'
-    path.write_text(path.read_text().replace('preset = "tiny"', model) + more)
-    return path
 
 
 def failure_s(run: Run) -> float:
@@ -65,6 +59,18 @@ def test_raising_rank_under_phalanx_run_exits_1_with_its_message(corpus: str, tm
     summary = json.loads(finished.out)
     assert (summary["state"], summary["steps"], summary["attempts"]) == ("failed", 2, [1])
     assert len(summary["incidents"]) == 1 and "the sky fell" in summary["incidents"][0]
+
+
+def test_raising_rank_under_torchrun_ends_the_launch_and_is_named(corpus: str, tmp_path: Path) -> None:
+    path = user_job(tmp_path, corpus, "Raises", at_call=3, on_rank=1)
+    with torchrun(path) as command:
+        command.wait_for("ValueError: the sky fell on this rank")
+        raised_s = time.monotonic()
+        finished = command.finish()
+        command.wait_until_nothing_lives()
+    assert finished.code == 1
+    assert time.monotonic() - raised_s < 20.0  # torchrun looks at its workers, and ends them, in its own time
+    every_manifest_holds(path)
 
 
 def test_rank_that_raises_once_is_recovered_from(corpus: str, server: ForkServer, tmp_path: Path) -> None:

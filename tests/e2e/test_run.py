@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import socket
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ import pytest
 from support.jobs import (
     PHALANX,
     Command,
+    Run,
     assert_proven,
     every_manifest_holds,
     lineage_of,
@@ -20,10 +19,12 @@ from support.jobs import (
     newest_tensors,
     run_cli,
     run_here,
+    torchrun,
+    user_job,
     write_job,
 )
 
-from phalanx.gang import ForkServer
+from phalanx.gang import Event, ForkServer
 
 BOUNDS = {"float32": 1e-5, "bfloat16": 1e-3}
 ONE_RANK = "cluster.nproc=1"
@@ -113,6 +114,8 @@ RELAYOUT = {
     "dp2": ("cluster.nproc=2",),
     "dp4": ("cluster.nproc=4", "parallel.local_batch_size=2"),
     "dp3, which does not divide the batch": ("cluster.nproc=3", "parallel.local_batch_size=1"),
+    "dp_replicate2": ("cluster.nproc=2", "parallel.dp_replicate=2", "parallel.zero=1"),
+    "tp2 x dp2": ("cluster.nproc=4", "parallel.tp=2"),
     "pp2": ("cluster.nproc=2", "parallel.pp=2", "parallel.local_batch_size=2"),
     "tp2": ("cluster.nproc=2", "parallel.tp=2"),
     "one again": ("cluster.nproc=1",),
@@ -136,28 +139,59 @@ def test_resume_in_other_layouts_keeps_the_loss_of_one_process(
     assert sorted(losses) == list(range(1, last + 1))
     assert max_relative_difference(losses, losses_of(one)) <= BOUNDS[precision]
     placements = [attempt.placement["world_size"] for attempt in lineage_of(many).attempts()]
-    assert placements == [1, 2, 4, 3, 2, 2, 1]
+    assert placements == [1, 2, 4, 3, 2, 4, 2, 2, 1]
     assert_proven(many, last)
+
+
+def test_users_own_model_keeps_its_loss_over_a_change_of_layout(
+    corpus: str, server: ForkServer, tmp_path: Path
+) -> None:
+    for name in ("one", "many"):
+        (tmp_path / name).mkdir()
+    one, many = (user_job(tmp_path / name, corpus, "Bigram") for name in ("one", "many"))
+    run_here(one, server, ONE_RANK)
+    for steps, nproc in ((2, 1), (4, 4), (6, 2)):
+        run = run_here(many, server, f"training.steps={steps}", f"cluster.nproc={nproc}", "parallel.local_batch_size=2")
+        assert run.outcome is not None and run.outcome.ok, run.outcome
+    assert max_relative_difference(losses_of(many), losses_of(one)) <= BOUNDS["float32"]
+    assert_proven(many, 6)
+
+
+def test_checkpoint_is_taken_between_two_when_a_rank_is_told_so(
+    corpus: str, server: ForkServer, tmp_path: Path
+) -> None:
+    path = write_job(tmp_path, corpus, steps=12)
+
+    def ask(run: Run, event: Event) -> None:
+        if event.kind == "progress" and event.fields["step"] == 2:
+            assert run.gang is not None
+            run.gang.signal(signal.SIGUSR1, [1])
+
+    run_here(path, server, "checkpoint.interval=100", on_event=ask)
+    early, last = (ref.step for ref in lineage_of(path).checkpoints())
+    assert 2 < early < last == 12
+    assert_proven(path, 12)
+
+
+def test_summary_counts_the_tokens_of_steps_that_were_not_told(corpus: str, server: ForkServer, tmp_path: Path) -> None:
+    run = run_here(write_job(tmp_path, corpus, steps=7), server, "metrics.log_freq=3")
+    assert sorted(run.tally.losses) == [3, 6, 7] and run.tally.tokens == 7 * 8 * 32
+
+
+def test_debug_rank_without_a_terminal_is_refused_in_one_line(corpus: str, tmp_path: Path) -> None:
+    path = write_job(tmp_path, corpus)
+    finished = run_cli(["run", path, "--debug-rank", "0"])
+    assert finished.code == 2
+    assert finished.err.splitlines()[-1] == (
+        "phalanx: --debug-rank: expected a terminal; run it from an interactive shell"
+    )
 
 
 def test_torchrun_is_the_same_loop_and_run_continues_it(corpus: str, server: ForkServer, tmp_path: Path) -> None:
     for name in ("torchrun", "run"):
         (tmp_path / name).mkdir()
     begun, whole = (write_job(tmp_path / name, corpus, steps=6) for name in ("torchrun", "run"))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-addr=127.0.0.1"]
-    launched = [
-        *launcher,
-        f"--master-port={port}",
-        "-m",
-        "phalanx.trainer",
-        str(begun),
-        "--set",
-        "training.steps=4",
-    ]
-    with Command(launched) as command:
+    with torchrun(begun, "training.steps=4") as command:
         finished = command.finish()
         command.wait_until_nothing_lives()
     assert finished.code == 0, finished.err

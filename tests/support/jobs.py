@@ -4,9 +4,11 @@ process from one fork server.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -84,6 +86,16 @@ def write_job(folder: Path, data: str, *, steps: int = 6, nproc: int = 2, more: 
     path.write_text(
         JOB.format(folder=folder.as_uri(), data=data, steps=steps, nproc=nproc, metrics=folder / "metrics") + more
     )
+    return path
+
+
+def user_job(folder: Path, data: str, class_: str, *, once: bool = False, more: str = "", **args: int) -> Path:
+    """A job of one of the tests' own models on two ranks, six steps, one forward a step and rank."""
+    path = write_job(folder, data, steps=6)
+    given = {"vocab_size": 300, **args, **({"once": str(folder / "happened")} if once else {})}
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in given.items())
+    model = f'class = "user_models:{class_}"\n[model.args]\n{lines}'
+    path.write_text(path.read_text().replace('preset = "tiny"', model) + more)
     return path
 
 
@@ -219,10 +231,18 @@ def run_cli(
     return finished
 
 
+def torchrun(path: Path, *overrides: str, nproc: int = 2) -> Command:
+    """`torchrun -m phalanx.trainer` on a free port of this host."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={nproc}", "--master-addr=127.0.0.1"]
+    chosen = [word for each in overrides for word in ("--set", each)]
+    return Command([*launcher, f"--master-port={port}", "-m", "phalanx.trainer", path, *chosen])
+
+
 def prepared_corpus(folder: Path) -> str:
-    """URL of a corpus that `phalanx data prepare` made below `folder`: about 14,000 tokens to train on, in 4 shards, and
-    a held-out split beside it.
-    """
+    """URL of a corpus that `phalanx data prepare` made below `folder`: 14,000 tokens to train on, some held out."""
     url = (folder / "data").as_uri()
     finished = run_cli(["data", "prepare", write_corpus(folder / "text"), "--out", url, *PREPARE])
     assert finished.code == 0, finished.err

@@ -5,9 +5,9 @@ like launcher.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
-import traceback
 from functools import partial
 from typing import Any
 
@@ -60,14 +60,14 @@ def _keep(kind: str, /, **fields: Any) -> None:
 
 
 def _leave_at_once_on_failure() -> None:
-    """A thread that waits for a dead peer's part of a checkpoint must not keep a failed rank, and so its peers, alive."""
+    """A thread that waits for a dead peer's part of a checkpoint must not keep a failed rank alive, and so its peers."""
     code = 1
     try:
         code = main()
     except SystemExit:
         raise
     except BaseException:  # torch has errors that are no Exception
-        traceback.print_exc()
+        logging.getLogger(__name__).exception("the rank failed")
     if code != 0:
         for stream in (sys.stdout, sys.stderr):
             stream.flush()

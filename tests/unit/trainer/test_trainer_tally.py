@@ -82,6 +82,12 @@ def test_tally_of_an_incident_without_a_rank_names_the_gang() -> None:
     assert tally.incidents == ["process_death of the gang: the fork server died"]
 
 
+def test_tally_with_sparse_lines_of_progress_counts_the_tokens_of_every_step() -> None:
+    tally = tally_of(opened(0, 1, 4), progress(10, 6.0, 1.0), (0, "stopped", {"step": 13}, 2.0))
+    assert tally.tokens == 9 * 256 and tally.step == 13
+    assert tally.tokens_per_second == pytest.approx(512.0)
+
+
 def test_tally_before_any_step_has_no_rate() -> None:
     assert tally_of(opened(0, 3, 7)).tokens_per_second is None
     assert tally_of(opened(0, 3, 7)).step == 7
