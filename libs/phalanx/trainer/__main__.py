@@ -60,7 +60,7 @@ def _keep(kind: str, /, **fields: Any) -> None:
 
 
 def _leave_at_once_on_failure() -> None:
-    """A thread that waits for a dead peer's part of a checkpoint must not keep a failed rank alive, and so its peers."""
+    """A thread that waits for a dead peer's part of a checkpoint must not keep a failed rank and its peers alive."""
     code = 1
     try:
         code = main()
