@@ -114,13 +114,15 @@ class Finished:
 class Command:
     """A program and whatever it starts, found again by a variable in its environment. Leaving the context kills all."""
 
-    def __init__(self, arguments: Sequence[str | Path], environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, arguments: Sequence[str | Path], environ: Mapping[str, str] | None = None, stdin: int = subprocess.DEVNULL
+    ) -> None:
         self.mark = uuid.uuid4().hex
         path = os.pathsep.join([str(USER_MODELS), *filter(None, [os.environ.get("PYTHONPATH")])])
         own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "COLUMNS": "400", MARKER: self.mark}
         self.process = subprocess.Popen(
             [str(argument) for argument in arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env={**os.environ, **own, **(environ or {})},
@@ -157,15 +159,21 @@ class Command:
         with self._changed:
             return "".join(self._lines["err"])
 
-    def wait_for(self, text: str, deadline_s: float = TIMEOUT_S) -> None:
-        """Returns once a line with `text` is on stderr."""
+    def wait_for(self, text: str, deadline_s: float = TIMEOUT_S, stream: str = "err") -> None:
+        """Returns once a line with `text` is on stderr (or stdout: `out`)."""
         end_s = time.monotonic() + deadline_s
         with self._changed:
-            while not any(text in line for line in self._lines["err"]):
+            while not any(text in line for line in self._lines[stream]):
                 left_s = end_s - time.monotonic()
                 ended = self.process.poll() is not None and not any(reader.is_alive() for reader in self._readers)
-                assert left_s > 0 and not ended, f"no {text!r} on stderr:\n{''.join(self._lines['err'])}"
+                assert left_s > 0 and not ended, f"no {text!r} in:\n{''.join(self._lines[stream])}"
                 self._changed.wait(min(left_s, 0.2))
+
+    def type(self, text: str) -> None:
+        """Writes to its standard input, which must be a pipe."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(text)
+        self.process.stdin.flush()
 
     def signal(self, signum: int) -> None:
         """To the first process alone."""
