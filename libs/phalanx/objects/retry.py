@@ -65,15 +65,20 @@ def retry(what: str, deadline: Deadline, operation: Callable[[int], Result]) -> 
             time.sleep(pause_s)
 
 
-def by_deadline(deadline: Deadline, act: Callable[[], Result]) -> Result:
-    """`act()`, waited for until the deadline, for clients whose own time-outs bound a silence but not a whole request.
-
-    Raises TransientError past the deadline; `act` then goes on in its thread until its own time-outs end it.
-    """
+def in_background(act: Callable[[], Result]) -> Future[Result]:
+    """Begins `act()` in a thread of its own; the process waits for it before it ends."""
     threads = ThreadPoolExecutor(1, thread_name_prefix="phalanx-request")
     future = threads.submit(act)
     threads.shutdown(wait=False)
-    return result_by(deadline, future)
+    return future
+
+
+def by_deadline(deadline: Deadline, act: Callable[[], Result]) -> Result:
+    """`act()`, waited for until the deadline, for clients whose own time-outs bound a silence but not a whole request.
+
+    Raises TransientError past the deadline; `act` then goes on in the background until its own time-outs end it.
+    """
+    return result_by(deadline, in_background(act))
 
 
 def result_by(deadline: Deadline, future: Future[Result]) -> Result:

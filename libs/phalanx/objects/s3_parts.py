@@ -10,11 +10,11 @@ from __future__ import annotations
 import logging
 import uuid
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from phalanx.objects.base import TEMPORARY_SUFFIX, StoreDenied, StoreError
-from phalanx.objects.retry import Deadline, DeadlineError, TransientError, by_deadline, result_by, retry
+from phalanx.objects.retry import Deadline, DeadlineError, TransientError, by_deadline, in_background, result_by, retry
 from phalanx.objects.s3_client import S3Access, make_botocore
 
 if TYPE_CHECKING:
@@ -81,7 +81,8 @@ class PartsUploader:
                 lambda: self._request("complete_multipart_upload", **named, IfNoneMatch="*", MultipartUpload=parts),
             )
         except BaseException:
-            self._tidy(deadline, "abort_multipart_upload", **named)
+            with suppress(TransientError):  # then it goes on in the background
+                by_deadline(deadline, lambda: self._free("abort_multipart_upload", **named))
             raise
 
     def _upload(self, named: dict[str, Any], data: memoryview, deadline: Deadline) -> list[dict[str, Any]]:
@@ -106,22 +107,12 @@ class PartsUploader:
             # Parts that arrive after the upload was aborted would stay behind.
             wait([future for future in futures if not future.cancelled()], deadline.remaining_s)
 
-    def _tidy(self, deadline: Deadline, operation: str, key: str, **arguments: Any) -> None:
-        """Asks the server to free what a failed call left, waiting until the deadline at most.
-
-        Where that fails the bucket's lifecycle rule has to.
-        """
-
-        def act() -> None:
-            try:
-                self._request(operation, key, **arguments)
-            except (TakenError, TransientError, StoreDenied, StoreError) as error:
-                _log.info("%s/%s: something stays behind, %s failed: %s", self._where, key, operation, error)
-
+    def _free(self, operation: str, key: str, **arguments: Any) -> None:
+        """Has the server drop what is no longer needed; where that fails the bucket's lifecycle rule has to."""
         try:
-            by_deadline(deadline, act)
-        except TransientError as error:
-            _log.info("%s/%s: %s goes on in the background: %s", self._where, key, operation, error)
+            self._request(operation, key, **arguments)
+        except (TakenError, TransientError, StoreDenied, StoreError) as error:
+            _log.info("%s/%s: something stays behind, %s failed: %s", self._where, key, operation, error)
 
     def honours_condition(self, folder: str, deadline: Deadline) -> bool:
         """Whether the server keeps the first of two objects when the second comes in parts under If-None-Match."""
@@ -142,4 +133,4 @@ class PartsUploader:
         try:
             return retry(f"{self._where}: trying an upload in parts", deadline, once)
         finally:
-            self._tidy(deadline, "delete_object", key)
+            in_background(lambda: self._free("delete_object", key))

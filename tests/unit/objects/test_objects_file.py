@@ -16,7 +16,7 @@ import pytest
 from phalanx.objects import ObjectExists, ObjectStore, StoreDenied, StoreError, open_store
 from phalanx.objects.base import TEMPORARY_SUFFIX
 
-NUM_KILLS = 40
+NUM_KILLS = 25
 NOBODY = 65534
 
 # Forks writers that create self-describing objects in a loop, and kills each at a random moment.
