@@ -176,8 +176,8 @@ class Command:
         self.process.stdin.flush()
 
     def signal(self, signum: int) -> None:
-        """To the first process alone."""
-        os.kill(self.process.pid, signum)
+        """To the first process alone; nothing happens where it has ended."""
+        self.process.send_signal(signum)
 
     def finish(self, deadline_s: float = TIMEOUT_S) -> Finished:
         """Waits for the end of the first process."""
