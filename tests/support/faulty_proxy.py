@@ -19,7 +19,8 @@ class Spoiler:
 
     refuse: answer this status without forwarding. lose_reply: forward, then hang up. cut_body: send that many bytes of
     the reply, then hang up. shorten: honestly answer a range of that many bytes. other_start: answer a range that
-    begins that many bytes later. stall: never answer. drop_header: forward without this header.
+    begins that many bytes later. stall: never answer. hold_reply: forward, then never answer.
+    drop_header: forward without this header.
     """
 
     refuse: int = 0
@@ -28,6 +29,7 @@ class Spoiler:
     shorten: int = -1
     other_start: int = 0
     stall: bool = False
+    hold_reply: bool = False
     drop_header: str = ""
 
 
@@ -113,7 +115,9 @@ def _handler(proxy: Proxy, upstream: str) -> type[BaseHTTPRequestHandler]:
                 self.headers.replace_header("range", f"bytes={int(start) + spoiler.other_start}-{stop}")
             del self.headers[spoiler.drop_header]
             status, headers, reply = self._forward(body)
-            if spoiler.lose_reply:
+            if spoiler.hold_reply:
+                released.wait(STALL_S)
+            if spoiler.lose_reply or spoiler.hold_reply:
                 self.close_connection = True
                 return
             self._answer(status, headers, reply if spoiler.cut_body < 0 else reply[: spoiler.cut_body])
