@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from phalanx.core.errors import OutsideError
+from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, JournalEntry, Lineage, Manifest, journal_digest
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.commit import commit
@@ -93,8 +93,18 @@ class StorageControl:
                 avoid.add(error.checkpoint)
 
     def renew(self, step: int) -> Plan:
-        """See `Control.renew`."""
-        return _plan(self._exchange.share(lambda: self._plan(self._attempt, step), self._deadline_s))
+        """See `Control.renew`. Raises PhalanxError on rank 0 when a newer attempt of the job has been opened."""
+        return _plan(self._exchange.share(lambda: self._renew(step), self._deadline_s))
+
+    def _renew(self, step: int) -> dict[str, Any]:
+        newest = self._lineage.newest_attempt()
+        if newest is not None and newest.number > self._attempt:
+            raise PhalanxError(
+                f"attempt {self._attempt}",
+                expected=f"to be the newest attempt of the job, but attempt {newest.number} has been opened since",
+                remedy="another process runs this job: let it go on (nothing is lost), or stop it and run again",
+            )
+        return self._plan(self._attempt, step)
 
     def _plan(self, attempt: int, step: int) -> dict[str, Any]:
         entries = self._lineage.journal(attempt)
