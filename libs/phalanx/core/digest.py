@@ -1,8 +1,8 @@
 """Digests as strings that carry their algorithm: `sha256:` names identities, `xxh3:` finds damage in bulk bytes.
 
 A digest that a person or a link relies on (job, dataset, tokenizer, code, manifest) is SHA-256. Bulk bytes (shards,
-tensors, tokens)
-are guarded against damage, not against an adversary, by XXH3 with 128 bits, which runs at memory speed.
+tensors, tokens) are guarded against damage, not against an adversary, by XXH3 with 128 bits, which runs at memory
+speed.
 """
 
 from __future__ import annotations

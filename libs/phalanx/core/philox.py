@@ -1,12 +1,10 @@
 """Philox4x32-10, the counter-based generator behind every random choice of Phalanx (Salmon et al., SC 2011, "Parallel
-random numbers:
-as easy as 1, 2, 3", section 3.3).
+random numbers: as easy as 1, 2, 3", section 3.3).
 
 A value depends on (key, counter) alone, so whoever needs it computes it: no state is kept, saved or handed on, and no
-layout, worker
-count or order of evaluation can change it. The arithmetic is written for any integer array with 64-bit signed
-wrap-around (numpy and
-torch alike): products of two 32-bit words overflow into the sign, and a shift with a mask recovers the right bits.
+layout, worker count or order of evaluation can change it. The arithmetic is written for any integer array with 64-bit
+signed wrap-around (numpy and torch alike): products of two 32-bit words overflow into the sign, and a shift with a mask
+recovers the right bits.
 """
 
 from __future__ import annotations

@@ -24,6 +24,11 @@ def without_effect(job: Job, layout: Layout) -> tuple[str, ...]:
         ),
         (job.cluster.device == "cpu" and job.cluster.gpu is not None, "cluster.gpu", 'cluster.device is "cpu"'),
         (
+            job.checkpoint.keep_latest_k > 0,
+            "checkpoint.keep_latest_k",
+            "nothing deletes checkpoints in this version: all of them stay",
+        ),
+        (
             job.data.held_out is None and job.data.held_out_digest is not None,
             "data.held_out_digest",
             "data.held_out is not set",

@@ -1,9 +1,8 @@
 """`Control`: the one interface between a rank's loop and whoever keeps the run alive.
 
 Alone (`phalanx run`, torchrun) `StorageControl` serves it from object storage; beside an agent the same calls go
-through the agent's socket.
-The loop asks for a plan up to a horizon, never reads past it, obeys orders at step boundaries only, and hands over what
-must be committed.
+through the agent's socket. The loop asks for a plan up to a horizon, never reads past it, obeys orders at step
+boundaries only, and hands over what must be committed.
 """
 
 from __future__ import annotations

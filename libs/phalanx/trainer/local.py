@@ -56,8 +56,7 @@ def run_job(
     """Runs the job to its end; see `gang.supervise` for what the outcome says.
 
     on_event: every event of ranks and supervisor. on_start: each gang as it starts. debug_rank: gets this process's
-    terminal and pdb, and
-    no deadline counts. Raises PhalanxError when there is no terminal for it.
+    terminal and pdb, and no deadline counts. Raises PhalanxError when there is no terminal for it.
     """
     job = prepared.job
     arguments = to_arguments(prepared) | {"debug_rank": debug_rank}

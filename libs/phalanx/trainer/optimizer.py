@@ -22,8 +22,7 @@ class Optimizer:
     """One update of all parameters from plain local gradients, clipped by the global norm.
 
     AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (2019), algorithm 2; tensors of rank 0 and 1
-    (norms, biases)
-    are not decayed.
+    (norms, biases) are not decayed.
     """
 
     def __init__(self, job: Job, parameters: Sequence[HeldTensor]) -> None:

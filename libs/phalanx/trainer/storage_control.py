@@ -2,9 +2,8 @@
 it from rank 0.
 
 Rank 0 opens the attempt, reads the journal whenever the horizon is renewed, and commits checkpoints in a background
-thread. An order
-comes as a signal to any rank (SIGINT or SIGTERM: stop; SIGUSR1: checkpoint now) and takes effect at the next step
-boundary.
+thread. An order comes as a signal to any rank (SIGINT or SIGTERM: stop; SIGUSR1: checkpoint now) and takes effect at
+the next step boundary.
 """
 
 from __future__ import annotations

@@ -107,7 +107,8 @@ def verify(
     as_json: AsJson = False,
 ) -> None:
     """Check every byte of a dataset against its digests; or, for a job file, prove from the step records that its run
-    read each window exactly once. Exit 1 where something is damaged or does not hold."""
+    read each window exactly once. Exit 1 where something is damaged or does not hold.
+    """
     if target.endswith(".toml"):
         _verify_job(Path(target), overrides or (), as_json)
     else:

@@ -19,8 +19,7 @@ class Trouble:
     """Watches the events of the main job, strikes, and measures.
 
     recovery_s: from SIGKILL to the first step that the next attempt finished; ready_again_s: the part of it before that
-    step began.
-    progress: for each attempt the last step that it finished.
+    step began. progress: for each attempt the last step that it finished.
     """
 
     def __init__(self, stop: StopSignals) -> None:
