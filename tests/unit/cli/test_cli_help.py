@@ -1,0 +1,51 @@
+"""The command line answers at once: no command's help loads what is heavy."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "numpy", "transformers", "webdataset", "boto3", "tokenizers")
+COMMANDS = (
+    [],
+    ["run"],
+    ["demo"],
+    ["doctor"],
+    ["plan"],
+    ["config", "check"],
+    ["data", "prepare"],
+    ["checkpoint", "export"],
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_of_any_command_loads_nothing_heavy(command):
+    probe = (
+        "import sys\nfrom phalanx.cli.main import main\n"
+        f"sys.argv = ['phalanx', *{command!r}, '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        f"print('LOADED', [name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.rstrip().endswith("LOADED []"), done.stdout[-300:]
+
+
+def test_help_takes_less_than_half_a_second_of_cpu():
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, "-m", "phalanx.cli.main"], capture_output=True, timeout=60, check=True)
+    subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import sys; sys.argv = ['phalanx', '--help']; from phalanx.cli.main import main; main()",
+        ],
+        capture_output=True,
+        timeout=60,
+        check=True,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    assert used_s < 2 * 0.5
