@@ -31,7 +31,7 @@ $(MINISTACK_STAMP): tests/ministack-requirements.txt
 	@touch $(MINISTACK_STAMP)
 
 demo: setup
-	$(BIN)/phalanx demo $(ARGS)
+	@$(BIN)/phalanx demo $(ARGS)
 
 test: lint types imports unit distributed e2e readme
 
