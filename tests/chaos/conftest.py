@@ -1,25 +1,5 @@
-"""The corpus and the fork server of the end-to-end tests."""
+"""The corpus and the fork server that these tests share."""
 
-from __future__ import annotations
+from support.job_fixtures import corpus, server
 
-from collections.abc import Iterator
-from pathlib import Path
-
-import pytest
-from support.jobs import prepared_corpus, user_model_path
-
-from phalanx.gang import ForkServer
-from phalanx.trainer.local import PRELOAD
-
-
-@pytest.fixture(scope="session")
-def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """See `support.jobs.prepared_corpus`."""
-    return prepared_corpus(Path(tmp_path_factory.mktemp("corpus")))
-
-
-@pytest.fixture(scope="session")
-def server() -> Iterator[ForkServer]:
-    """See the end-to-end tests."""
-    with user_model_path() as environ, ForkServer(PRELOAD, environ) as forks:
-        yield forks
+__all__ = ["corpus", "server"]
