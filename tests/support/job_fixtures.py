@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import prepared_corpus, user_model_path
 
 from phalanx.gang import ForkServer
 from phalanx.trainer.local import PRELOAD
+from support.jobs import prepared_corpus, user_model_path
 
 
 @pytest.fixture(scope="session")
