@@ -22,14 +22,15 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.data.job_proof import JobData, prove_job
+from phalanx.data.job_proof import prove_job
 from phalanx.data.proof import Proof
 from phalanx.gang import Event, ForkServer, Gang, GangOutcome
 from phalanx.lineage import CheckpointRef, Lineage
 from phalanx.snapshot import load
 from phalanx.spec import Job, load_job
 from phalanx.trainer.local import run_job
-from phalanx.trainer.preflight import job_store, prepare, store_at
+from phalanx.trainer.places import job_store
+from phalanx.trainer.preflight import prepare
 from phalanx.trainer.tally import Tally
 
 PHALANX = Path(sys.executable).with_name("phalanx")
@@ -322,8 +323,7 @@ def lineage_of(path: Path, *overrides: str) -> Lineage:
 
 def proof_of(path: Path, *overrides: str) -> Proof:
     """The proof of a job file's job."""
-    job = load_job(path, overrides)
-    return prove_job(job, JobData(Lineage(job_store(job)), store_at(job, job.data.train), job.data.train, None))
+    return prove_job(load_job(path, overrides))
 
 
 def assert_proven(path: Path, steps: int, *overrides: str) -> Proof:

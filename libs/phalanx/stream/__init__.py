@@ -1,12 +1,11 @@
-"""Data in a rank: the shard format, the order (pure), windows, the batch rule and the reading plan. Free of torch:
-numpy arrays come out.
+"""Data in a rank: the shard format, the order (pure), windows and the batch rule. Free of torch: numpy
+arrays come out.
 """
 
 from phalanx.stream.batch import num_slots, slots
-from phalanx.stream.manifest import Split, open_split
+from phalanx.stream.manifest import Split, open_split, refuse_held_out
 from phalanx.stream.members import DamagedShard, ShardIndices
 from phalanx.stream.order import Order, Segment, SegmentColumns
-from phalanx.stream.plan import ReadingPlan, plan_training, refuse_held_out
 from phalanx.stream.shards import ShardIndex
 from phalanx.stream.windows import ReadRows, WindowBatch, WindowReader
 
@@ -14,7 +13,6 @@ __all__ = [
     "DamagedShard",
     "Order",
     "ReadRows",
-    "ReadingPlan",
     "Segment",
     "SegmentColumns",
     "ShardIndex",
@@ -24,7 +22,6 @@ __all__ = [
     "WindowReader",
     "num_slots",
     "open_split",
-    "plan_training",
     "refuse_held_out",
     "slots",
 ]

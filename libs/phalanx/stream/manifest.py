@@ -198,6 +198,17 @@ def open_split(store: ObjectStore, expected_digest: str | None = None) -> Split:
     return _split_of(store.url, digest, _parse(store.url, data))
 
 
+def refuse_held_out(split: Split, where: str = "data.train") -> None:
+    """Raises PhalanxError where `split` was set apart for evaluation."""
+    if split.is_held_out:
+        raise PhalanxError(
+            where,
+            value=split.url,
+            expected="a training split",
+            remedy=f"{split.name!r} was held out for evaluation: name the train folder here, this one as data.held_out",
+        )
+
+
 def _parse(url: str, data: bytes) -> ManifestFile:
     where = f"{url}/{MANIFEST_KEY}"
     remedy = "prepare the dataset again into an empty folder, or use the version of Phalanx that wrote it"

@@ -13,7 +13,8 @@ from pathlib import Path
 from phalanx.core.errors import PhalanxError
 from phalanx.gang import Budget, Event, ForkServer, Gang, GangOrder, GangOutcome, StopSignals, supervise
 from phalanx.lineage import Lineage
-from phalanx.trainer.preflight import Prepared, job_store, to_arguments
+from phalanx.trainer.places import job_store
+from phalanx.trainer.preflight import Prepared, to_arguments
 
 ENTRY = "phalanx.trainer.rank:run_rank"
 PRELOAD = (

@@ -16,12 +16,11 @@ from typing import Any
 from phalanx.core.digest import digest_of
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import JobRecord, Lineage
-from phalanx.objects import ObjectStore, StorageSettings, open_store
 from phalanx.spec import Job, Layout, parse_job
 from phalanx.spec.job import plain
-from phalanx.stream.manifest import Split, open_split
-from phalanx.stream.plan import refuse_held_out
+from phalanx.stream.manifest import Split, open_split, refuse_held_out
 from phalanx.trainer.code import code_digest
+from phalanx.trainer.places import job_store, store_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +32,6 @@ class Prepared:
     identity_digest: str
     placement_digest: str
     code_digest: str
-    tokenizer_digest: str
-
-
-def settings_at(job: Job, url: str) -> StorageSettings:
-    """How the job's `[storage]` says that the bucket of `url` is reached."""
-    return StorageSettings(**job.storage_settings(url).model_dump())
-
-
-def store_at(job: Job, url: str) -> ObjectStore:
-    """The store at `url`, reached as the job's `[storage]` says."""
-    return open_store(url, settings_at(job, url))
-
-
-def job_store(job: Job) -> ObjectStore:
-    """The store rooted at the job: `<job.storage>/projects/<project>/jobs/<name>/`."""
-    return store_at(job, job.job.storage).within(f"projects/{job.job.project}/jobs/{job.job.name}/")
 
 
 def prepare(job: Job, world_size: int) -> Prepared:
@@ -70,7 +53,6 @@ def prepare(job: Job, world_size: int) -> Prepared:
         identity_digest=identity_digest,
         placement_digest=digest_of(job.placement(world_size)),
         code_digest=code_digest(),
-        tokenizer_digest=split.tokenizer_digest,
     )
 
 
@@ -78,7 +60,12 @@ def _create_job(job: Job, identity_digest: str, split: Split) -> JobRecord:
     return Lineage(job_store(job)).create_job(
         request_id=uuid.uuid4().hex,
         spec=plain(job),
-        identity={**job.identity(), "data_digests": {"train": split.digest}},
+        identity={
+            **job.identity(),
+            "data_digests": {"train": split.digest},
+            # Follows from the data digest; kept so that an export can check a tokenizer when the data is gone.
+            "tokenizer": {"digest": split.tokenizer_digest, "eos_id": split.eos_id},
+        },
         identity_digest=identity_digest,
     )
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from phalanx.gang.context import RankContext
 from phalanx.gang.rendezvous import init_process_group
 from phalanx.lineage import Lineage
-from phalanx.trainer.preflight import Prepared, from_arguments, job_store
+from phalanx.trainer.places import job_store
+from phalanx.trainer.preflight import Prepared, from_arguments
 
 if TYPE_CHECKING:
     from phalanx.trainer.loop import Ending

@@ -17,15 +17,14 @@ from phalanx.snapshot.restore import restore
 from phalanx.snapshot.writer import Writer
 from phalanx.spec import Job
 from phalanx.stream.manifest import open_split
-from phalanx.stream.members import ShardIndices
-from phalanx.stream.order import Order
 from phalanx.stream.windows import WindowReader
 from phalanx.trainer.control import Control, Opening
 from phalanx.trainer.evaluator import Evaluator
 from phalanx.trainer.feed import BatchShape, Feed
 from phalanx.trainer.optimizer import MOMENTS, Optimizer
 from phalanx.trainer.phases import Phases
-from phalanx.trainer.preflight import Prepared, store_at
+from phalanx.trainer.places import order_of, store_at
+from phalanx.trainer.preflight import Prepared
 from phalanx.trainer.recorder import Recorder
 from phalanx.trainer.saver import Saver, Stamp
 
@@ -73,14 +72,7 @@ def reader_of(prepared: Prepared, url: str) -> WindowReader:
     job = prepared.job
     store = store_at(job, url)
     split = open_split(store)
-    order = Order(
-        split,
-        seed=job.training.seed,
-        seq_len=job.training.seq_len,
-        shuffle_block_shards=job.data.shuffle_block_shards,
-        index_of=ShardIndices(store, split),
-    )
-    return WindowReader(store, split, order, job.data.document_mask)
+    return WindowReader(store, split, order_of(job, store, split), job.data.document_mask)
 
 
 def build_session(

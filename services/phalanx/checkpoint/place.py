@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, Lineage
-from phalanx.objects import ObjectStore, StorageSettings, open_store
+from phalanx.objects import ObjectStore, open_store
 from phalanx.snapshot.load import live_checkpoint
 from phalanx.spec import Job, load_job
+from phalanx.trainer.places import job_store, store_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class JobPlace:
 
     def open(self, url: str) -> ObjectStore:
         """Another store that the job uses, with the settings its job file has for it."""
-        return open_store(url, _settings(self.job, url))
+        return open_store(url) if self.job is None else store_at(self.job, url)
 
     @property
     def train_url(self) -> str | None:
@@ -53,8 +54,7 @@ def find_job(job: str, overrides: Sequence[str] = ()) -> JobPlace:
         place = JobPlace(open_store(job.rstrip("/")), None)
     else:
         spec = load_job(job, overrides)
-        url = f"{spec.job.storage.rstrip('/')}/projects/{spec.job.project}/jobs/{spec.job.name}"
-        place = JobPlace(open_store(url, _settings(spec, url)), spec)
+        place = JobPlace(job_store(spec), spec)
     if place.lineage.newest_attempt() is None:
         raise PhalanxError(
             "JOB",
@@ -63,10 +63,3 @@ def find_job(job: str, overrides: Sequence[str] = ()) -> JobPlace:
             remedy="name its job file, or the URL of its root: .../projects/PROJECT/jobs/NAME",
         )
     return place
-
-
-def _settings(job: Job | None, url: str) -> StorageSettings | None:
-    if job is None:
-        return None
-    found = job.storage_settings(url)
-    return StorageSettings(found.endpoint, found.region, found.addressing, found.ca_bundle, found.profile)

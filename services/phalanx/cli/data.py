@@ -116,14 +116,10 @@ def verify(
 
 
 def _verify_job(job_file: Path, overrides: Sequence[str], as_json: bool) -> None:
-    from phalanx.data.job_proof import JobData, prove_job
-    from phalanx.lineage import Lineage
+    from phalanx.data.job_proof import prove_job
     from phalanx.spec import load_job
-    from phalanx.trainer.preflight import job_store, settings_at, store_at
 
-    job = load_job(job_file, overrides)
-    url = job.data.train
-    proof = prove_job(job, JobData(Lineage(job_store(job)), store_at(job, url), url, settings_at(job, url)))
+    proof = prove_job(load_job(job_file, overrides))
     if as_json:
         print_json({**asdict(proof), "ok": proof.ok})
     else:
@@ -198,22 +194,14 @@ def trace(
 def _tracer(job_file: Path, overrides: Sequence[str]) -> Tracer:
     """The tracer of a job's training split."""
     from phalanx.data.tracing import Tracer
-    from phalanx.objects import StorageSettings, open_store
     from phalanx.spec import load_job
-    from phalanx.stream import Order, ShardIndices, open_split
+    from phalanx.stream import open_split
+    from phalanx.trainer.places import order_of, store_at
 
     job = load_job(job_file, overrides)
-    settings = StorageSettings(**job.storage_settings(job.data.train).model_dump())
-    store = open_store(job.data.train, settings)
+    store = store_at(job, job.data.train)
     split = open_split(store, job.data.train_digest)
-    order = Order(
-        split,
-        job.training.seed,
-        job.training.seq_len,
-        job.data.shuffle_block_shards,
-        ShardIndices(store, split),
-    )
-    return Tracer(store, split, order, job.training.global_batch_size)
+    return Tracer(store, split, order_of(job, store, split), job.training.global_batch_size)
 
 
 def _print_table(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:

@@ -4,52 +4,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 
 from phalanx.data.proof import Proof, ShardCache, TokenArray, prove
 from phalanx.data.webdataset_reading import read_shard_with_webdataset
 from phalanx.lineage import Lineage
-from phalanx.objects import ObjectStore, StorageSettings
 from phalanx.spec import Job
-from phalanx.stream.manifest import Split, open_split
-from phalanx.stream.members import ShardIndices
-from phalanx.stream.order import Order
+from phalanx.stream.manifest import open_split
+from phalanx.trainer.places import job_store, order_of, settings_at, store_at
 
 
-@dataclass(frozen=True, slots=True)
-class JobData:
-    """A job's lineage and the split that it trained on. train_url, settings: where webdataset reads that split."""
-
-    lineage: Lineage
-    train: ObjectStore
-    train_url: str
-    settings: StorageSettings | None
-
-
-def prove_job(job: Job, data: JobData, progress: Mapping[int, int] | None = None) -> Proof:
+def prove_job(job: Job, progress: Mapping[int, int] | None = None) -> Proof:
     """Checks the live chain of `job`; see `proof.prove`. progress: for each attempt the last step that it was seen to
     finish.
     """
-    split = open_split(data.train)
-    order = Order(
-        split,
-        seed=job.training.seed,
-        seq_len=job.training.seq_len,
-        shuffle_block_shards=job.data.shuffle_block_shards,
-        index_of=ShardIndices(data.train, split),
-    )
+    url = job.data.train
+    train = store_at(job, url)
+    split, settings = open_split(train), settings_at(job, url)
+
+    def members(shard: int) -> Iterator[tuple[int, TokenArray]]:
+        return enumerate(read_shard_with_webdataset(url, split.columns.names[shard], settings))
+
     return prove(
-        data.lineage,
-        ShardCache(lambda shard: _members(data, split, shard), num_shards=2 * job.data.shuffle_block_shards),
+        Lineage(job_store(job)),
+        ShardCache(members, num_shards=2 * job.data.shuffle_block_shards),
         seq_len=job.training.seq_len,
         epoch_tokens=split.num_tokens,
         global_batch_size=job.training.global_batch_size,
-        segments_of=order.window,
+        segments_of=order_of(job, train, split).window,
         progress=progress,
     )
-
-
-def _members(data: JobData, split: Split, shard: int) -> Iterator[tuple[int, TokenArray]]:
-    plain: Iterable[TokenArray] = read_shard_with_webdataset(data.train_url, split.columns.names[shard], data.settings)
-    return iter(enumerate(plain))

@@ -9,7 +9,7 @@ from stream_builders import numbered_documents, write_split
 from phalanx.core.digest import canonical_json
 from phalanx.core.errors import PhalanxError
 from phalanx.objects import open_store
-from phalanx.stream import open_split, plan_training
+from phalanx.stream import open_split, refuse_held_out
 
 GOLDEN = Path(__file__).parent / "golden_manifest.json"
 
@@ -77,12 +77,7 @@ def test_open_split_not_json_is_one_line(tmp_path):
         open_split(store)
 
 
-def test_plan_held_out_split_is_refused_for_training(tmp_path):
-    sizes = {"seed": 0, "seq_len": 8, "global_batch_size": 4, "shuffle_block_shards": 4, "horizon": 100}
-    train = open_split(split_store(tmp_path / "a"))
-    plan = plan_training(train, document_mask=True, **sizes)
-    assert plan.dataset_digest == train.digest and plan.first_position(3) == 12
+def test_refuse_held_out_split_set_apart_is_refused_for_training(tmp_path):
+    refuse_held_out(open_split(split_store(tmp_path / "a")))
     with pytest.raises(PhalanxError, match="held out for evaluation"):
-        plan_training(open_split(split_store(tmp_path / "b", is_held_out=True)), document_mask=True, **sizes)
-    with pytest.raises(AssertionError):
-        plan.check_within_horizon(97)
+        refuse_held_out(open_split(split_store(tmp_path / "b", is_held_out=True)))

@@ -68,14 +68,14 @@ def test_prepare_of_a_missing_split_names_the_key_and_makes_no_job(tmp_path: Pat
 
 def test_arguments_of_a_rank_are_plain_json_and_come_back_whole() -> None:
     job = job_with("parallel", tp=2)
-    prepared = Prepared(job, job.layout(4), "sha256:i", "sha256:p", "sha256:c", "sha256:t")
+    prepared = Prepared(job, job.layout(4), "sha256:i", "sha256:p", "sha256:c")
     assert from_arguments(json.loads(json.dumps(to_arguments(prepared)))) == prepared
 
 
 def test_arguments_of_a_users_class_come_back_whole() -> None:
     model = {"class": "somewhere:Model", "args": {"width": 3, "names": ["a"], "rate": 0.5}}
     job = parse_job({**TABLES, "model": model})
-    prepared = Prepared(job, job.layout(1), "sha256:i", "sha256:p", "sha256:c", "sha256:t")
+    prepared = Prepared(job, job.layout(1), "sha256:i", "sha256:p", "sha256:c")
     assert from_arguments(json.loads(json.dumps(to_arguments(prepared)))) == prepared
 
 

@@ -16,18 +16,18 @@ from phalanx.cli.demo import jobs
 from phalanx.cli.demo.trouble import VICTIM_RANK, Trouble
 from phalanx.cli.display import RunDisplay
 from phalanx.core.errors import OutsideError
-from phalanx.data.job_proof import JobData, prove_job
+from phalanx.data.job_proof import prove_job
 from phalanx.data.prepare.pipeline import prepare as prepare_data
 from phalanx.data.prepare.report import PrepareReport
 from phalanx.data.prepare.settings import PrepareSettings
 from phalanx.data.prepare.sources import python_stdlib_corpus
 from phalanx.data.proof import Proof
 from phalanx.gang import Event, ForkServer, GangOutcome, StopSignals
-from phalanx.lineage import Lineage
 from phalanx.objects import open_store
 from phalanx.spec import Job, Layout, load_job
 from phalanx.trainer.local import run_job
-from phalanx.trainer.preflight import job_store, prepare, settings_at, store_at
+from phalanx.trainer.places import job_store
+from phalanx.trainer.preflight import prepare
 from phalanx.trainer.tally import Tally
 
 CORPUS_BYTES = 8_000_000
@@ -163,10 +163,7 @@ class Story:
 
     def _prove(self, job: Job, progress: dict[int, int]) -> Proof:
         self._check_stop()
-        data = JobData(
-            Lineage(job_store(job)), store_at(job, job.data.train), job.data.train, settings_at(job, job.data.train)
-        )
-        proof = prove_job(job, data, progress)
+        proof = prove_job(job, progress)
         self._say(
             f"{job.job.name}: {proof.windows:,} windows of {proof.steps} steps, {proof.samples_missing} missing, "
             f"{proof.samples_repeated} repeated; {proof.steps_redone} steps redone; "
