@@ -44,8 +44,11 @@ class DamagedShard(OutsideError):
 
 
 class ShardIndices:
-    """Length indices by shard number, checked by the manifest's digest; the last few are kept. Safe to use from several
-    threads.
+    """Length indices by shard number, checked by the manifest's digest; the last `capacity` are kept. Safe to use from
+    several threads.
+
+    A reader wants the indices of two blocks at once, so a capacity below twice the order's `shuffle_block_shards`
+    fetches indices again and again.
     """
 
     def __init__(self, store: ObjectStore, split: Split, capacity: int = OPEN_INDICES) -> None:
@@ -98,13 +101,13 @@ class MemberCache:
         self,
         store: ObjectStore,
         split: Split,
-        indices: ShardIndices,
+        index_of: Callable[[int], ShardIndex],
         cache_bytes: int,
         num_threads: int,
         deadline_s: float,
     ) -> None:
         assert cache_bytes > 0 and num_threads > 0
-        self._store, self._split, self._indices = store, split, indices
+        self._store, self._split, self._index_of = store, split, index_of
         self._cache_bytes, self._deadline_s = cache_bytes, deadline_s
         self._kept: OrderedDict[tuple[int, int], tuple[Future[Tokens], int]] = OrderedDict()
         self._kept_bytes = 0
@@ -128,7 +131,7 @@ class MemberCache:
             if member in seen:
                 continue
             seen.add(member)
-            budget -= self._num_bytes(member)
+            budget -= self._known_bytes(member)
             if budget < 0:
                 return
             self._start(member)
@@ -174,13 +177,20 @@ class MemberCache:
             if member in self._kept and self._kept[member][0] is done:
                 self._kept_bytes -= self._kept.pop(member)[1]
 
+    def _known_bytes(self, member: tuple[int, int]) -> int:
+        """Size of a member, without its shard's index where the member is kept."""
+        with self._lock:
+            kept = self._kept.get(member)
+        return self._num_bytes(member) if kept is None else kept[1]
+
     def _num_bytes(self, member: tuple[int, int]) -> int:
-        first, last = self._indices(member[0]).member_first_documents()[member[1] : member[1] + 2]
-        return int(self._indices(member[0]).lengths[first:last].sum(dtype=np.int64)) * self._split.dtype.itemsize
+        index = self._index_of(member[0])
+        first, last = index.member_first_documents()[member[1] : member[1] + 2]
+        return int(index.lengths[first:last].sum(dtype=np.int64)) * self._split.dtype.itemsize
 
     def _fetch(self, member: tuple[int, int]) -> Tokens:
         shard, number = member
-        index, name = self._indices(shard), self._split.shard(shard).name
+        index, name = self._index_of(shard), self._split.shard(shard).name
         key, offset = tar_key(name), int(index.member_offsets[number])
         num_bytes = self._num_bytes(member)
 

@@ -131,7 +131,8 @@ class _Block:
 class Order:
     """Finds the segments of any window, and the windows of any document.
 
-    index_of: the length index of a shard by its number. Safe to use from several threads, as index_of must be.
+    index_of: the length index of a shard by its number; who reads in this order uses the same. Safe to use from several
+    threads, as index_of must be.
     """
 
     def __init__(
@@ -146,7 +147,7 @@ class Order:
         assert len(self._shard_tokens) > 0 and self._shard_tokens.min() > 0 and seq_len > 0 and shuffle_block_shards > 0
         self.seed, self.seq_len, self.shuffle_block_shards = seed, seq_len, shuffle_block_shards
         self.epoch_tokens = int(self._shard_tokens.sum())
-        self._index_of = index_of
+        self.index_of = index_of
         self._epochs: OrderedDict[Hashable, _Epoch] = OrderedDict()
         self._blocks: OrderedDict[Hashable, _Block] = OrderedDict()
         self._lock = threading.RLock()
@@ -199,7 +200,7 @@ class Order:
         costs; sorted.
         """
         block, block_start, first = self._holding(epoch, shard)
-        bounds = self._index_of(shard).member_first_documents()[member : member + 2] + first
+        bounds = self.index_of(shard).member_first_documents()[member : member + 2] + first
         ranks = block.rank_of[bounds[0] : bounds[1]]
         begins, ends = block.starts[ranks] + block_start, block.starts[ranks + 1] + block_start
         firsts, lasts = np.maximum(begins - 1, 0) // self.seq_len, (ends - 1) // self.seq_len
@@ -250,7 +251,7 @@ class Order:
     def _permute_documents(self, epoch: int, number: int) -> _Block:
         first = number * self.shuffle_block_shards
         shards = self._epoch(epoch).shards[first : first + self.shuffle_block_shards]
-        indices = [self._index_of(int(shard)) for shard in shards]
+        indices = [self.index_of(int(shard)) for shard in shards]
         counts = [len(index.lengths) for index in indices]
         order = permutation(sum(counts), key_of("stream.order.documents", self.seed, epoch, number))
         rank_of = np.empty_like(order)

@@ -8,6 +8,7 @@ reach back there), and `document_ids` count the documents within a window. Witho
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -18,10 +19,11 @@ from numpy.typing import NDArray
 from phalanx.objects import ObjectStore
 from phalanx.stream.batch import SURPLUS
 from phalanx.stream.manifest import Split
-from phalanx.stream.members import DEFAULT_CACHE_BYTES, MemberCache, ShardIndices, Tokens
+from phalanx.stream.members import DEFAULT_CACHE_BYTES, MemberCache, Tokens
 from phalanx.stream.order import Order, SegmentColumns
 
 IGNORED_TARGET = -100
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -62,7 +64,8 @@ class WindowReader:
 
     zero_weight: ranges [start, stop) of window positions that the journal takes out of training (skipped or damaged):
     their bytes are not read, they hold token 0 and no target, and count no valid token. cache_bytes bounds the members
-    kept; deadline_s one read. Use it in the process that made it; `close` ends its threads.
+    kept, and a warning is logged where a block may hold more; deadline_s bounds one read. Use it in the process that
+    made it; `close` ends its threads.
     """
 
     def __init__(
@@ -79,7 +82,8 @@ class WindowReader:
     ) -> None:
         self._order, self._document_mask = order, document_mask
         self.set_zero_weight(zero_weight)
-        self._members = MemberCache(store, split, ShardIndices(store, split), cache_bytes, num_threads, deadline_s)
+        self._members = MemberCache(store, split, order.index_of, cache_bytes, num_threads, deadline_s)
+        _warn_of_large_blocks(split, order.shuffle_block_shards, cache_bytes)
 
     def set_zero_weight(self, spans: Sequence[tuple[int, int]]) -> None:
         """Takes other ranges out of training from now on: the journal has changed."""
@@ -173,6 +177,19 @@ class WindowReader:
         )
         return np.concatenate([members[s, m][offset : offset + length] for s, m, offset, length in places]).astype(
             np.int64
+        )
+
+
+def _warn_of_large_blocks(split: Split, shuffle_block_shards: int, cache_bytes: int) -> None:
+    largest_tokens = int(np.sort(split.shard_tokens)[-shuffle_block_shards:].sum())
+    if largest_tokens * split.dtype.itemsize > cache_bytes:
+        _LOG.warning(
+            "%s: a block of %d shards may hold %d bytes of tokens, the cache %d: members will be fetched more than once; "
+            "lower data.shuffle_block_shards",
+            split.url,
+            shuffle_block_shards,
+            largest_tokens * split.dtype.itemsize,
+            cache_bytes,
         )
 
 

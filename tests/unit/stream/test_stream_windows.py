@@ -230,3 +230,29 @@ def test_read_whole_epoch_fetches_each_member_once(reading, monkeypatch):
     read_all(reading)
     members = [request for request in asked if request[0].endswith(".tar")]
     assert len(members) == len(set(members)) > 5
+
+
+def test_prefetch_of_kept_members_asks_for_no_index(reading):
+    asked = []
+    indices = ShardIndices(reading.store, reading.split)
+
+    def index_of(shard):
+        asked.append(shard)
+        return indices(shard)
+
+    order = Order(reading.split, 3, reading.seq_len, 2, index_of)
+    positions = np.arange(6)
+    with WindowReader(reading.store, reading.split, order, True) as reader:
+        reader.read(positions)
+        assert asked
+        asked.clear()
+        reader.prefetch(positions)
+        assert asked == []
+
+
+@pytest.mark.parametrize(("cache_bytes", "warnings"), [(1295, 1), (1296, 0)])
+def test_reader_whose_cache_is_smaller_than_a_block_warns(reading, caplog, cache_bytes, warnings):
+    """The two largest shards hold 228 and 96 tokens of 4 bytes each."""
+    with reading.reader(cache_bytes=cache_bytes):
+        pass
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * warnings
