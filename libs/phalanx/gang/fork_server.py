@@ -1,8 +1,8 @@
 """The parent's side of the fork server: start it, wait for its imports, order gangs from it, end it.
 
 It runs in a session of its own, so that Ctrl-C in the terminal reaches the parent alone, which decides. Its environment
-is complete before it starts (OMP_NUM_THREADS has no effect on a process that has loaded torch). A server that died is
-replaced by the next start.
+is complete before it starts (OMP_NUM_THREADS has no effect on a process that has loaded torch): LOCAL_DEFAULTS where
+this process's own says nothing, and LOCAL_FORCED in any case. A server that died is replaced by the next start.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from phalanx.gang.order import GangOrder
 from phalanx.gang.rank import MASTER_ADDRESS
 from phalanx.gang.wire import LineBuffer, receive, send_order
 
-LOCAL_ENVIRON: Mapping[str, str] = {
+LOCAL_DEFAULTS: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
-    "GLOO_SOCKET_IFNAME": "lo",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
+# All ranks are on this host and meet at 127.0.0.1; a name meant for a cluster's network may not exist here.
+LOCAL_FORCED: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
 START_DEADLINE_S = 60.0
 CLOSE_DEADLINE_S = 5.0
 
@@ -45,7 +46,7 @@ class ForkServer:
     """A process that has imported `preload` and forks ranks. A context manager; one gang at a time, many one after
     another.
 
-    environ: laid over LOCAL_ENVIRON and this process's own. ready_deadline_s: for the imports, counted from the first
+    environ: laid over this process's own, with defaults and forced variables as above. ready_deadline_s: for the imports, counted from the first
     order. Start it from a thread that outlives it. Its messages go to this process's stderr.
     """
 
@@ -53,7 +54,7 @@ class ForkServer:
         self, preload: Sequence[str] = (), environ: Mapping[str, str] | None = None, *, ready_deadline_s: float = 120.0
     ) -> None:
         self._preload, self._ready_deadline_s = tuple(preload), ready_deadline_s
-        self._environ = {**os.environ, **LOCAL_ENVIRON, **(environ or {})}
+        self._environ = {**LOCAL_DEFAULTS, **os.environ, **LOCAL_FORCED, **(environ or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._lines = LineBuffer()

@@ -1,7 +1,8 @@
-"""How the ranks of a gang find each other: one TCP store on rank 0, keys prefixed by the attempt, then a process group.
+"""How the ranks of a gang find each other: one TCP store on rank 0, keys prefixed by attempt and world size, then a
+process group.
 
-The prefix keeps a restarted gang from the addresses that its predecessor left in a store that outlived it (torchrun's
-agent store).
+The prefix keeps a restarted gang from the addresses and answers that its predecessor left in a store that outlived it
+(torchrun's agent store). The world size is in it because torchrun does not count a change of members as a restart.
 """
 
 from __future__ import annotations
@@ -28,7 +29,12 @@ def open_store(context: RankContext, timeout_s: float) -> Store:
         wait_for_workers=False,
         master_listen_fd=context.master_listen_fd,
     )
-    return PrefixStore(f"attempt_{context.attempt}", store)
+    return PrefixStore(prefix(context), store)
+
+
+def prefix(context: RankContext) -> str:
+    """What stands before every key of the gang."""
+    return f"attempt_{context.attempt}_of_{context.world_size}"
 
 
 def init_process_group(context: RankContext, timeout_s: float, backend: str = "gloo") -> Store:

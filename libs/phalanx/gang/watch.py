@@ -1,9 +1,10 @@
 """Which rank hangs: a pure reading of the phases that ranks reported, on the host's monotonic clock.
 
 A rank enters its import with the `entry` event, later phases by `report("phase", name=..., step=..., deadline_s=...)`
-and is late when it has stayed in it longer than its own deadline. When one rank stops, all its peers are soon late too:
-the culprit is the one least far in progress and, among those equally far, the one that does not wait inside a
-collective.
+and is late when it has stayed in it longer than its own deadline. The time in which it waited for a rank less far that
+was within its own deadline does not count: so a save that takes its time on one rank is no hang of its peers. When one
+rank stops, all its peers are soon late too: the culprit is the one least far in progress and, among those equally far,
+the one that does not wait inside a collective.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _COLLECTIVE = re.compile(r"(^|/)torch/distributed/")
 @dataclass(frozen=True, slots=True)
 class Progress:
     """How far a rank is. num_phases: entered so far. since_s: when it entered this one. deadline_s: for it; None: no
-    limit.
+    limit. met_s: when the last rank that was less far came as far as this one, while it was in this phase.
     """
 
     rank: int
@@ -33,11 +34,16 @@ class Progress:
     name: str = "start"
     since_s: float = 0.0
     deadline_s: float | None = None
+    met_s: float = 0.0
     ended: bool = False
 
     @property
     def distance(self) -> tuple[int, int]:
         return (self.step, self.num_phases)
+
+    def is_over(self, now_s: float) -> bool:
+        """Whether the phase's own time is used up."""
+        return self.deadline_s is not None and now_s - max(self.since_s, self.met_s) > self.deadline_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +75,26 @@ def advance(progress: Progress, event: Event) -> Progress:
     )
 
 
+def observed(progress: Mapping[int, Progress], event: Event) -> dict[int, Progress]:
+    """The progress of all ranks after an event: for those that waited for its rank, their own time begins with it."""
+    if event.rank is None:
+        return dict(progress)
+    before, after = progress[event.rank], advance(progress[event.rank], event)
+    met = {
+        rank: replace(at, met_s=event.time_monotonic_s)
+        for rank, at in progress.items()
+        if before.distance < at.distance <= after.distance
+    }
+    return {**progress, **met, event.rank: after}
+
+
 def late_ranks(progress: Mapping[int, Progress], now_s: float) -> tuple[int, ...]:
-    """The living ranks that are past their own deadline at monotonic time `now_s`."""
-    return tuple(
-        rank
-        for rank, at in sorted(progress.items())
-        if not at.ended and at.deadline_s is not None and now_s - at.since_s > at.deadline_s
-    )
+    """The living ranks that are past their own deadline at monotonic time `now_s`, and wait for no rank that is less
+    far and within its own. A rank without a deadline excuses nobody.
+    """
+    living = [at for _, at in sorted(progress.items()) if not at.ended]
+    within = [at.distance for at in living if at.deadline_s is not None and not at.is_over(now_s)]
+    return tuple(at.rank for at in living if at.is_over(now_s) and not any(each < at.distance for each in within))
 
 
 def main_stack(dump: str) -> tuple[Frame, ...]:
@@ -121,8 +140,7 @@ class Watch:
         self._progress = {rank: Progress(rank) for rank in range(world_size)}
 
     def observe(self, event: Event) -> None:
-        if event.rank is not None:
-            self._progress[event.rank] = advance(self._progress[event.rank], event)
+        self._progress = observed(self._progress, event)
 
     def late(self, now_s: float) -> tuple[int, ...]:
         return () if self.off else late_ranks(self._progress, now_s)

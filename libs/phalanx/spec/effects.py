@@ -1,37 +1,80 @@
-"""Settings that were written down but do nothing here: told as a warning, because the user believes that they do
-something."""
+"""Settings that were written down but do nothing here, or spoil another: told as a warning, because the user believes
+that they do something."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from phalanx.spec.job import Job
 from phalanx.spec.layout import Layout
+from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES
 
 
-def without_effect(job: Job, layout: Layout) -> tuple[str, ...]:
-    """One sentence for each key that was set and has no effect in this layout."""
-    parallel, schedule = job.parallel, job.lr_scheduler
-    rules = (
-        (layout.pp == 1 and "schedule" in parallel.model_fields_set, "parallel.schedule", "parallel.pp is 1"),
-        (
-            schedule.decay_type == "none" and "min_lr_factor" in schedule.model_fields_set,
-            "lr_scheduler.min_lr_factor",
-            'lr_scheduler.decay_type is "none"',
-        ),
-        (
-            not job.validation.freq and "windows" in job.validation.model_fields_set,
-            "validation.windows",
-            "validation.freq is 0",
-        ),
-        (job.cluster.device == "cpu" and job.cluster.gpu is not None, "cluster.gpu", 'cluster.device is "cpu"'),
-        (
-            job.checkpoint.keep_latest_k > 0,
-            "checkpoint.keep_latest_k",
-            "nothing deletes checkpoints in this version: all of them stay",
-        ),
-        (
-            job.data.held_out is None and job.data.held_out_digest is not None,
-            "data.held_out_digest",
-            "data.held_out is not set",
-        ),
+def without_effect(job: Job, layout: Layout, *, under_torchrun: bool = False) -> tuple[str, ...]:
+    """One sentence for each key that was set and has no effect in this layout, or that spoils another.
+
+    under_torchrun: also keys that only `phalanx run` reads.
+    """
+    rules = [*_layout_rules(job, layout), *_schedule_rules(job), *_rules(job)]
+    if under_torchrun:
+        rules += _torchrun_rules(job)
+    found = [f"{name} has no effect, because {reason}" for applies, name, reason in rules if applies]
+    return (*found, *_short_grace(job, under_torchrun))
+
+
+Rule = tuple[bool, str, str]
+
+
+def _layout_rules(job: Job, layout: Layout) -> Iterator[Rule]:
+    parallel, cluster = job.parallel, job.cluster
+    # The schedules that need two stages fill this in by themselves.
+    filled_in = parallel.schedule in MULTI_STAGE_SCHEDULES and parallel.stages_per_rank == 2
+    stages_set = "stages_per_rank" in parallel.model_fields_set and not filled_in
+    yield layout.pp == 1 and "schedule" in parallel.model_fields_set, "parallel.schedule", "parallel.pp is 1"
+    yield layout.pp == 1 and stages_set, "parallel.stages_per_rank", "parallel.pp is 1"
+    on_cpu, reason = cluster.device == "cpu", 'cluster.device is "cpu"'
+    yield on_cpu and cluster.gpu is not None, "cluster.gpu", reason
+    yield on_cpu and cluster.gpu_memory_gib is not None, "cluster.gpu_memory_gib", reason
+
+
+def _schedule_rules(job: Job) -> Iterator[Rule]:
+    schedule = job.lr_scheduler
+    no_decay, reason = schedule.decay_type == "none", 'lr_scheduler.decay_type is "none"'
+    yield no_decay and "min_lr_factor" in schedule.model_fields_set, "lr_scheduler.min_lr_factor", reason
+    # Left out, it is filled in with training.steps.
+    yield no_decay and schedule.total_steps != job.training.steps, "lr_scheduler.total_steps", reason
+
+
+def _rules(job: Job) -> Iterator[Rule]:
+    never, reason = not job.validation.freq, "validation.freq is 0"
+    yield never and "windows" in job.validation.model_fields_set, "validation.windows", reason
+    yield never and job.data.held_out is not None, "data.held_out", reason
+    yield (
+        job.checkpoint.keep_latest_k > 0,
+        "checkpoint.keep_latest_k",
+        "nothing deletes checkpoints in this version: all of them stay",
     )
-    return tuple(f"{name} has no effect, because {reason}" for applies, name, reason in rules if applies)
+    yield (
+        job.data.held_out is None and job.data.held_out_digest is not None,
+        "data.held_out_digest",
+        "data.held_out is not set",
+    )
+
+
+def _torchrun_rules(job: Job) -> Iterator[Rule]:
+    launcher = "torchrun starts, counts, restarts and stops the ranks"
+    sections = {"cluster": ("nproc", "nodes"), "recovery": ("max_attempts_without_progress",)}
+    for section, names in sections.items():
+        for name in names:
+            yield name in getattr(job, section).model_fields_set, f"{section}.{name}", launcher
+    yield job.deadlines.stop_grace_s is not None, "deadlines.stop_grace_s", launcher
+
+
+def _short_grace(job: Job, under_torchrun: bool) -> Iterator[str]:
+    deadlines = job.deadlines
+    needed_s = deadlines.step_s + deadlines.save_s
+    if not under_torchrun and deadlines.grace_s < needed_s:
+        yield (
+            f"deadlines.stop_grace_s is {deadlines.grace_s:g} s, less than step_s + save_s = {needed_s:g} s: "
+            "a stop may kill ranks before their checkpoint is committed"
+        )

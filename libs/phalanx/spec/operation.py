@@ -54,7 +54,19 @@ class Deadlines(Section):
     step_s: float = key(Mark.FREE, "Every later step.", 120.0, unit="seconds", gt=0)
     save_s: float = key(Mark.FREE, "Writing a checkpoint.", 600.0, unit="seconds", gt=0)
     evaluation_s: float = key(Mark.FREE, "One evaluation.", 600.0, unit="seconds", gt=0)
-    stop_grace_s: float = key(Mark.FREE, "From the request to stop until ranks are killed.", 60.0, unit="seconds", gt=0)
+    stop_grace_s: float | None = key(
+        Mark.FREE,
+        "From the request to stop until ranks are killed: time for a step and its checkpoint.",
+        None,
+        unit="seconds",
+        shown="step_s + save_s",
+        gt=0,
+    )
+
+    @property
+    def grace_s(self) -> float:
+        """`stop_grace_s`, or its default."""
+        return self.stop_grace_s if self.stop_grace_s is not None else self.step_s + self.save_s
 
 
 class Recovery(Section):

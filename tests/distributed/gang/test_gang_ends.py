@@ -39,6 +39,16 @@ def drain(gang: Gang, timeout_s: float = 30.0) -> list:
     return events
 
 
+def test_gang_threads_are_the_users_choice_and_its_network_is_this_host(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
+    with ForkServer((), {"PYTHONPATH": str(HERE)}) as server:
+        (result,) = run_gang(server, 1, "gang_entries:tell_environ")
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GLOO_SOCKET_IFNAME")
+    assert [result["environ"][name] for name in names] == ["3", "1", "lo"]
+
+
 def test_gang_entry_gets_arguments_and_environment(plain_server):
     results = run_gang(plain_server, 8, "gang_entries:echo", {"a": [1, None]}, environ={"GREETING": "hello"})
     assert [result["rank"] for result in results] == list(range(8))

@@ -7,6 +7,7 @@ import pytest
 from phalanx.core.errors import PhalanxError
 from phalanx.gang.context import torchrun_context
 from phalanx.gang.rank import describe, resolve
+from phalanx.gang.rendezvous import prefix
 
 
 @pytest.mark.parametrize("entry", ["no_such_module_here:f", "json:no_such_function", "json", ":f", ""])
@@ -45,3 +46,14 @@ def test_torchrun_context_missing_variable_is_named(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(PhalanxError, match="RANK"):
         torchrun_context({}, print)
+
+
+def test_prefix_of_another_world_size_under_one_restart_count_is_another(monkeypatch):
+    launched = {"RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "TORCHELASTIC_RESTART_COUNT": "0"}
+    for name, value in launched.items():
+        monkeypatch.setenv(name, value)
+    prefixes = []
+    for world_size in ("4", "2", "2"):
+        monkeypatch.setenv("WORLD_SIZE", world_size)
+        prefixes.append(prefix(torchrun_context({}, lambda kind, **fields: None)))
+    assert prefixes[0] != prefixes[1] == prefixes[2]

@@ -52,6 +52,39 @@ def test_late_rank_that_entered_the_next_phase_is_not_late():
     assert watch.late(115.0) == ()
 
 
+def save_beside_steps(*more):
+    """Rank 0 saves step 1 (600 s allowed) while its peers are in step 2 already (10 s allowed)."""
+    saves = [phase(rank, 1, 100.0, 600.0, "save") for rank in range(3)]
+    return watch_of(*saves, phase(1, 2, 101.0), phase(2, 2, 101.0), *more)
+
+
+def test_late_rank_that_waits_for_a_slow_but_honest_save_is_not_late():
+    assert save_beside_steps().late(699.0) == ()
+
+
+def test_late_rank_that_waited_has_its_own_time_from_the_moment_in_which_the_other_came():
+    watch = save_beside_steps(phase(0, 2, 400.0))
+    assert watch.late(409.0) == ()
+    assert watch.late(411.0) == (0, 1, 2)
+
+
+def test_late_rank_that_the_other_has_passed_is_not_late_at_once():
+    watch = save_beside_steps(phase(0, 2, 400.0), phase(0, 3, 401.0), phase(2, 3, 401.0))
+    assert watch.late(409.0) == ()
+    assert watch.late(410.5) == (1,)
+
+
+def test_late_save_past_its_own_deadline_is_late_and_the_culprit():
+    watch = save_beside_steps()
+    assert watch.late(701.0) == (0, 1, 2)
+    assert watch.cause(701.0, {0: COLLECTIVE, 1: COLLECTIVE, 2: COLLECTIVE}).rank == 0
+
+
+def test_late_rank_behind_excuses_nobody_once_it_ended_or_without_a_deadline():
+    assert save_beside_steps(Event(0, "exit", {}, 102.0)).late(112.0) == (1, 2)
+    assert watch_of(phase(0, 1, 100.0), world_size=2).late(111.0) == (0,)
+
+
 def test_late_rank_that_ended_is_not_late():
     watch = watch_of(phase(0, 1, 100.0), Event(0, "exit", {}, 101.0))
     assert watch.late(200.0) == ()

@@ -119,9 +119,51 @@ def test_layout_of_another_world_is_refused_by_layout_itself():
 )
 def test_schedule_with_whole_weights_is_accepted_and_without_pipeline_ignored(schedule):
     assert sample(parallel__pp=2, parallel__zero=1, parallel__schedule=schedule).layout(4).pp == 2
-    job = sample(parallel__schedule=schedule, parallel__zero=3)
+    job = sample(parallel__schedule=schedule, parallel__zero=3, data__held_out=None)
     assert job.layout(4) == Layout(dp_shard=4)
     assert without_effect(job, job.layout(4)) == ("parallel.schedule has no effect, because parallel.pp is 1",)
+
+
+@pytest.mark.parametrize(
+    "changes, told",
+    [
+        ({}, ()),
+        ({"parallel__stages_per_rank": 2}, ("parallel.stages_per_rank has no effect, because parallel.pp is 1",)),
+        (
+            {"lr_scheduler": {"decay_type": "none", "total_steps": 50}},
+            ('lr_scheduler.total_steps has no effect, because lr_scheduler.decay_type is "none"',),
+        ),
+        ({"lr_scheduler__decay_type": "none"}, ()),
+        (
+            {"cluster__gpu_memory_gib": 24.0},
+            ('cluster.gpu_memory_gib has no effect, because cluster.device is "cpu"',),
+        ),
+        (
+            {"data__held_out": "s3://corpus/held_out"},
+            ("data.held_out has no effect, because validation.freq is 0",),
+        ),
+        (
+            {"deadlines": {"step_s": 10.0, "save_s": 20.0, "stop_grace_s": 29.0}},
+            (
+                "deadlines.stop_grace_s is 29 s, less than step_s + save_s = 30 s: "
+                "a stop may kill ranks before their checkpoint is committed",
+            ),
+        ),
+        ({"deadlines": {"step_s": 10.0, "save_s": 20.0, "stop_grace_s": 30.0}}, ()),
+    ],
+)
+def test_setting_without_effect_is_told_with_the_reason(changes, told):
+    job = sample(**{"data__held_out": None, **changes})
+    assert without_effect(job, job.layout(4)) == told
+
+
+def test_setting_that_only_phalanx_run_reads_is_told_under_torchrun():
+    changes = {"cluster__nproc": 4, "recovery__max_attempts_without_progress": 3, "deadlines__stop_grace_s": 5.0}
+    job = sample(data__held_out=None, **changes)
+    names = ["cluster.nproc", "recovery.max_attempts_without_progress", "deadlines.stop_grace_s"]
+    told = without_effect(job, job.layout(4), under_torchrun=True)
+    assert [line.split(" has no effect")[0] for line in told] == names
+    assert without_effect(sample(data__held_out=None), job.layout(4), under_torchrun=True) == ()
 
 
 def test_context_and_expert_parallel_are_accepted():

@@ -102,8 +102,9 @@ def test_defaults_are_those_of_the_contract():
         "step_s": 120,
         "save_s": 600,
         "evaluation_s": 600,
-        "stop_grace_s": 60,
+        "stop_grace_s": None,
     }
+    assert job.deadlines.grace_s == 720 and sample(deadlines__stop_grace_s=5.0).deadlines.grace_s == 5
 
 
 @pytest.mark.parametrize("schedule, stages", [("gpipe", 1), ("interleaved_1f1b", 2), ("zbv", 2), ("dualpipev", 2)])
