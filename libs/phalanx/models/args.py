@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
 from phalanx.core.errors import PhalanxError
+from phalanx.spec import ModelArgs
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,6 @@ class DecoderArgs:
         return self.dim // self.n_heads
 
     @classmethod
-    def of(cls, args: Any) -> Self:
-        """From the resolved `[model.args]` of a job (any object with these attributes)."""
+    def of(cls, args: ModelArgs) -> Self:
+        """From the resolved `[model.args]` of a job."""
         return cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})

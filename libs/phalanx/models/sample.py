@@ -30,6 +30,8 @@ def load_decoder(folder: Path) -> Decoder:
         for path in sorted(folder.glob("*.safetensors"))
         for name, tensor in load_file(path).items()
     }
+    if model.args.tie_embeddings:
+        weights["output.weight"] = weights["tok_embeddings.weight"]
     model.load_state_dict(weights)
     return model.eval()
 

@@ -7,32 +7,40 @@ from __future__ import annotations
 import importlib
 import logging
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
 from phalanx.models.protocol import HasParallelPlan, HasStages
+from phalanx.spec import Job
 
 logger = logging.getLogger(__name__)
 
 
-def build_on_meta(job: Any) -> nn.Module:
-    """The job's whole model on the meta device: shapes and names, no memory."""
+def build_on_meta(job: Job) -> nn.Module:
+    """The job's whole model on the meta device: shapes and names, no memory. Parameters are fp32, as masters are,
+    whatever float type their class gives them; buffers keep theirs.
+    """
     with torch.device("meta"):
-        return build(job)
+        model = build(job)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.float()
+    return model
 
 
-def build(job: Any) -> nn.Module:
+def build(job: Job) -> nn.Module:
     """The job's whole model on the default device, with whatever weights its class gives it."""
-    if job.model.class_ is not None:
+    if isinstance(job.model.args, dict):
+        assert job.model.class_ is not None, "only a class has arguments of its own"
         return _user_class(job.model.class_)(**job.model.args)
     args = job.model.args
-    if getattr(args, "moe", None) is not None:
+    if args.moe is not None:
         raise PhalanxError(
             "[model.args.moe]", expected="no experts: mixture-of-experts does not train yet", remedy="leave it out"
         )
@@ -62,7 +70,10 @@ def _user_class(path: str) -> type[nn.Module]:
 
 
 def check_layout(model: nn.Module, sizes: Mapping[str, int], seq_len: int) -> None:
-    """PhalanxError where the model lacks what the axis sizes need, naming the missing method."""
+    """PhalanxError where the model lacks what the axis sizes need, naming the missing method, or has state that no
+    checkpoint would hold.
+    """
+    _check_buffers(model)
     if sizes["cp"] > 1:
         raise PhalanxError("[parallel] cp", value=sizes["cp"], expected="1: no context parallelism yet", remedy="set 1")
     needs = (("tp", HasParallelPlan, "parallel_plan()"), ("pp", HasStages, "split_stages(num_stages)"))
@@ -87,28 +98,74 @@ def check_layout(model: nn.Module, sizes: Mapping[str, int], seq_len: int) -> No
         )
 
 
-def whole_weights(job: Any, device: torch.device) -> dict[str, Tensor]:
-    """Parameters and buffers, whole, of a user's model that gives no `initial_weights`: made on rank 0, sent to all.
+def _check_buffers(model: nn.Module) -> None:
+    kept = model.state_dict().keys()
+    for name, _ in model.named_buffers(remove_duplicate=False):
+        if name in kept:
+            raise PhalanxError(
+                f"[model] class {type(model).__name__}, buffer {name}",
+                expected="no persistent buffer: checkpoints hold parameters only, so it would be lost at a restart",
+                remedy="register_buffer(..., persistent=False) what __init__ makes anew; what is learnt is a parameter",
+            )
 
-    Every rank holds the whole for a moment, on the CPU where the group allows it; the size is logged.
+
+def whole_weights(job: Job, device: torch.device) -> dict[str, Tensor]:
+    """Parameters, whole, of a user's model that gives no `initial_weights`: those of rank 0, sent to all.
+
+    Every rank holds the whole for a moment; the size is logged.
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(job.training.seed)
-        model = build(job)
-    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    model = _build_seeded(job)
+    tensors = dict(model.named_parameters())
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     logger.info("%s is initialised whole on one process: %.1f MiB", type(model).__name__, num_bytes / 2**20)
+    return _sent(tensors, device)
+
+
+def whole_buffers(job: Job, device: torch.device) -> dict[str, Tensor]:
+    """Buffers, whole, as `__init__` makes them: those of rank 0, sent to all. Parameters are dropped as they are made,
+    so that no process holds the model.
+    """
+    hook = register_module_parameter_registration_hook(_to_meta)  # type: ignore[arg-type]  # it may return another
+    try:
+        buffers = dict(_build_seeded(job).named_buffers(remove_duplicate=False))
+    finally:
+        hook.remove()
+    for name, buffer in buffers.items():
+        if buffer.is_meta:
+            raise PhalanxError(
+                f"[model] class, buffer {name}",
+                expected="a buffer that __init__ computes from its arguments, not from parameters",
+                remedy="compute it in forward",
+            )
+    return _sent(buffers, device)
+
+
+def _to_meta(_module: nn.Module, _name: str, parameter: nn.Parameter) -> nn.Parameter:
+    """A parameter that is registered again (a tied one) stays the same."""
+    if parameter is None or parameter.is_meta:
+        return parameter
+    return nn.Parameter(parameter.detach().to("meta"), parameter.requires_grad)
+
+
+def _build_seeded(job: Job) -> nn.Module:
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.manual_seed(job.training.seed)
+        return build(job)
+
+
+def _sent(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Rank 0's values on every rank, on `device`."""
     whole = {name: tensor.detach().to(device) for name, tensor in tensors.items()}
     for tensor in whole.values():
         dist.broadcast(tensor, src=0)
     return whole
 
 
-def parameter_names(job: Any) -> tuple[str, ...]:
+def parameter_names(job: Job) -> tuple[str, ...]:
     """Canonical names of all parameters of the job's whole model, tied ones once."""
     return tuple(name for name, _ in build_on_meta(job).named_parameters())
 
 
-def count_parameters(job: Any) -> int:
+def count_parameters(job: Job) -> int:
     """Parameters of the job's whole model, tied ones once; no memory is taken."""
     return sum(parameter.numel() for parameter in build_on_meta(job).parameters())

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from phalanx.models.protocol import Initial
 CHUNK_ELEMENTS = 1 << 16  # the intermediate int64 arrays stay in a core's cache
 _NUM_UNIFORMS = 8
 _MEAN_OF_SUM = _NUM_UNIFORMS * 65535 / 2
-_STD_OF_SUM = math.sqrt(_NUM_UNIFORMS * (65536**2 - 1) / 12)
+STD_OF_SUM = math.sqrt(_NUM_UNIFORMS * (65536**2 - 1) / 12)
 
 
 def irwin_hall(index: Any, key: tuple[int, int]) -> Any:
@@ -31,13 +30,6 @@ def irwin_hall(index: Any, key: tuple[int, int]) -> Any:
     """
     words = philox4x32((index & 0xFFFFFFFF, index >> 32, index * 0, index * 0), key)
     return sum((word & 0xFFFF) + (word >> 16) for word in words) - int(_MEAN_OF_SUM)
-
-
-def normal_numpy(index: np.ndarray, key: tuple[int, int], std: float) -> np.ndarray:
-    """Normal values fp32 for the global element indices; the same bits as `fill` gives."""
-    with np.errstate(over="ignore"):
-        sums: np.ndarray = irwin_hall(index, key)
-    return (sums.astype(np.float64) * (std / _STD_OF_SUM)).astype(np.float32)
 
 
 def initial_key(seed: int, name: str) -> tuple[int, int]:
@@ -52,7 +44,7 @@ def fill(local: Tensor, box: Box, global_shape: tuple[int, ...], initial: Initia
     if initial.std is None:
         local.fill_(initial.value)
         return
-    key, scale = initial_key(seed, name), initial.std / _STD_OF_SUM
+    key, scale = initial_key(seed, name), initial.std / STD_OF_SUM
     for start in range(0, box.num_elements, CHUNK_ELEMENTS):
         within = torch.arange(start, min(start + CHUNK_ELEMENTS, box.num_elements), device=local.device)
         values = irwin_hall(_global_index(within, box, global_shape), key).double() * scale

@@ -11,7 +11,6 @@ import itertools
 import math
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,32 +18,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from phalanx.core.errors import PhalanxError
 from phalanx.parallel.schedules import is_v_shaped
+from phalanx.spec import Layout
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
-
-
-class AxisSizes(Protocol):
-    """The sizes of the axes; `phalanx.spec.Layout` is one."""
-
-    @property
-    def pp(self) -> int:
-        """Pipeline ranks."""
-
-    @property
-    def dp_replicate(self) -> int:
-        """Copies of the sharded model."""
-
-    @property
-    def dp_shard(self) -> int:
-        """Shards of each copy."""
-
-    @property
-    def cp(self) -> int:
-        """Context-parallel ranks."""
-
-    @property
-    def tp(self) -> int:
-        """Tensor-parallel ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,11 +75,6 @@ class Mesh:
             mesh_dim_names=tuple(axes),
         )
 
-    def set_deadline(self, deadline_s: float) -> None:
-        """Give every later collective on the mesh's groups, and on the gang's, this deadline."""
-        for group in {*self.groups.values(), dist.group.WORLD}:
-            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=deadline_s), group)
-
     def _points(self, axes: list[str]) -> itertools.product[tuple[int, ...]]:
         return itertools.product(*(range(self.sizes[axis]) for axis in axes))
 
@@ -111,17 +82,9 @@ class Mesh:
         return _rank_at(self.sizes, self.coordinates | moved)
 
 
-def build_mesh(
-    layout: AxisSizes,
-    device: torch.device | str,
-    *,
-    schedule: str = "1f1b",
-    timeout: timedelta | None = None,
-) -> Mesh:
-    """The mesh over the default process group, which must have exactly the layout's ranks.
-
-    timeout: deadline of each collective on the mesh's groups; None: that of the default group. All ranks call this
-    together.
+def build_mesh(layout: Layout, device: torch.device | str, *, schedule: str = "1f1b") -> Mesh:
+    """The mesh over the default process group, which must have exactly the layout's ranks. Collectives on the mesh's
+    groups have the default group's deadline. All ranks call this together.
     """
     sizes = {axis: int(getattr(layout, axis)) for axis in AXES}
     world_size = dist.get_world_size()
@@ -133,7 +96,7 @@ def build_mesh(
             remedy="change the sizes or the number of ranks",
         )
     coordinates = _coordinates(sizes, dist.get_rank())
-    timeout = timeout or _gang_timeout(torch.device(device))
+    timeout = _gang_timeout(torch.device(device))
     groups = {
         axis: _axis_group(sizes, coordinates, axis, timeout) for axis in AXES if sizes[axis] > 1 or axis == "dp_shard"
     }

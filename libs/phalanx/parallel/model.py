@@ -5,20 +5,20 @@ of a batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from contextlib import contextmanager
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from phalanx.core.box import HeldTensor, whole
+from phalanx.core.errors import PhalanxError
+from phalanx.core.philox import key_of
 from phalanx.models.protocol import HasInitialWeights, HasParallelPlan, HasStages, Initial
-from phalanx.parallel.build import build_on_meta, check_layout, whole_weights
+from phalanx.parallel.build import build_on_meta, check_layout, whole_buffers, whole_weights
 from phalanx.parallel.collectives import all_reduce_coalesced
 from phalanx.parallel.initialise import fill
 from phalanx.parallel.loss import token_sum_cross_entropy
-from phalanx.parallel.mesh import AxisSizes, Mesh
+from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.pipeline import Pipeline, check_pipeline, stage_shapes
 from phalanx.parallel.precision import widen_linears
 from phalanx.parallel.schedules import stages_of
@@ -31,40 +31,29 @@ from phalanx.parallel.sharding import (
     set_micro_batch,
     shard,
 )
+from phalanx.parallel.slots import SlotBatch, slots_of
 from phalanx.parallel.tensor import TensorSlices, apply_plan
+from phalanx.spec import Job, Layout
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
-
-
-@dataclass(frozen=True, slots=True)
-class SlotBatch:
-    """What one dp rank reads for one step: int64 [num_slots * local_batch_size, S] each, slot by slot.
-
-    targets: -100 doesn't count. document_ids: None where attention ignores documents.
-    """
-
-    tokens: Tensor
-    targets: Tensor
-    position_ids: Tensor
-    document_ids: Tensor | None
-    num_slots: int
 
 
 class ParallelModel:
     """One rank's share of the job's model."""
 
     def __init__(
-        self, job: Any, layout: AxisSizes, mesh: Mesh, device: torch.device | str, *, initialise: bool = True
+        self, job: Job, layout: Layout, mesh: Mesh, device: torch.device | str, *, initialise: bool = True
     ) -> None:
         """Build, cut and initialise; all ranks of the mesh together.
 
-        layout: the one that `mesh` was built from. initialise: false leaves the weights as memory was, for a caller
-        that restores every one of them. Raises PhalanxError where job and layout don't go together.
+        layout: the one that `mesh` was built from. initialise: false leaves the parameters (never the buffers) as
+        memory was, for a caller that restores every one of them. Raises PhalanxError where job and layout don't go
+        together.
         """
         assert all(getattr(layout, axis) == size for axis, size in mesh.sizes.items()), "the mesh of another layout"
         self.mesh, self.device = mesh, torch.device(device)
-        self.zero = int(job.parallel.zero)
-        self._uses_documents = bool(job.data.document_mask)
+        self.zero, self._seed = job.parallel.zero, job.training.seed
+        self._uses_documents = job.data.document_mask
         dtype = _DTYPES[job.training.mixed_precision_param]
         model = build_on_meta(job)
         check_layout(model, mesh.sizes, job.training.seq_len)
@@ -89,10 +78,12 @@ class ParallelModel:
         self._held = [t for stage, own in zip(self.stages, slices, strict=True) for t in held_tensors(stage, own, mesh)]
         partial = frozenset[str]().union(*(own.partial for own in slices))
         self._is_partial = [tensor.name in partial for tensor in self._held]
-        if initialise or initial is None:  # without initial weights of its own, a model's buffers come this way too
+        if initialise:
             self._initialise(job, initial)
+        if next(model.buffers(), None) is not None:
+            self._fill_buffers(whole_buffers(job, self.device))
 
-    def _build_pipeline(self, job: Any, model: nn.Module, dtype: torch.dtype) -> Pipeline:
+    def _build_pipeline(self, job: Job, model: nn.Module, dtype: torch.dtype) -> Pipeline:
         parallel, sizes = job.parallel, self.mesh.sizes
         assert self.mesh.schedule == parallel.schedule, (
             "build_mesh(schedule=) must be the job's: it places the last stage"
@@ -105,19 +96,33 @@ class ParallelModel:
         return Pipeline([stages[index] for index in indices], indices, shapes, self.mesh, self._loss)
 
     @torch.no_grad()
-    def _initialise(self, job: Any, initial: Mapping[str, Initial] | None) -> None:
+    def _initialise(self, job: Job, initial: Mapping[str, Initial] | None) -> None:
         if initial is None:
-            self._copy_whole_weights(whole_weights(job, self.device))
+            weights = whole_weights(job, self.device)
+            for held in self._held:
+                held.local.copy_(weights[held.name][whole(held.global_shape).slices_of(held.box)])
             return
         for held in self._held:
             fill(held.local, held.box, held.global_shape, initial[held.name], job.training.seed, held.name)
 
-    def _copy_whole_weights(self, whole_by_name: Mapping[str, Tensor]) -> None:
-        for held in self._held:
-            held.local.copy_(whole_by_name[held.name][whole(held.global_shape).slices_of(held.box)])
+    @torch.no_grad()
+    def _fill_buffers(self, whole_by_name: Mapping[str, Tensor]) -> None:
         for stage in self.stages:
             for name, buffer in stage.named_buffers():
+                if name not in whole_by_name:
+                    raise PhalanxError(
+                        f"split_stages() buffer {name}",
+                        expected="every buffer of a stage to have the name that it has in the whole model",
+                        remedy="give the stage the whole model's own modules",
+                    )
                 buffer.copy_(whole_by_name[name])
+
+    def seed_step(self, step: int) -> None:
+        """Seed torch's random numbers for `step`, so that a model's dropout is the same whenever this step runs in
+        this layout. Ranks of one tp group draw alike, as what they hold in common needs; all others draw apart.
+        """
+        low, high = key_of("step", self._seed, step, self.mesh.dp_rank, self.mesh.coordinates["pp"])
+        torch.manual_seed(high << 32 | low)
 
     def _loss(self, logits: Tensor, targets: Tensor, valid_tokens: int) -> Tensor:
         token_sum: Tensor = token_sum_cross_entropy(logits, targets, self.mesh.tp_group)
@@ -148,14 +153,17 @@ class ParallelModel:
 
     @torch.no_grad()
     def evaluate(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
-        """This rank's part of the loss as `forward_backward` gives it, without gradients; any number of slots."""
+        """This rank's part of the loss as `forward_backward` gives it, with the model in evaluation mode and without
+        gradients; any number of slots.
+        """
         batch = self._placed(batch)
-        if self.pipeline is not None:
-            loss = self.pipeline.evaluate(batch, valid_tokens)
-        else:
-            loss = torch.zeros((), device=self.device)
-            for tokens, targets, positions, documents in slots_of(batch):
-                loss += self._loss(self.stages[0](tokens, positions, documents), targets, valid_tokens)
+        with in_evaluation_mode(self.stages):
+            if self.pipeline is not None:
+                loss = self.pipeline.evaluate(batch, valid_tokens)
+            else:
+                loss = torch.zeros((), device=self.device)
+                for tokens, targets, positions, documents in slots_of(batch):
+                    loss += self._loss(self.stages[0](tokens, positions, documents), targets, valid_tokens)
         self._reshard()
         return self._counted(loss)
 
@@ -179,8 +187,11 @@ class ParallelModel:
         return self._held
 
     def gradients(self) -> list[Tensor | None]:
-        """Plain local gradients, aligned with `parameters()`; None before any backward."""
-        return [None if p.grad is None else local_of(p.grad) for p in self._parameters]
+        """Plain local gradients, aligned with `parameters()`: zeros where a step's loss didn't depend on the parameter,
+        None where it doesn't train (requires_grad is false).
+        """
+        held = zip(self._parameters, self._held, strict=True)
+        return [_gradient_of(p, tensor.local) if p.requires_grad else None for p, tensor in held]
 
     def finish_gradients(self) -> None:
         """Complete what tp ranks hold in common but computed in parts, by one all-reduce; call once after
@@ -198,22 +209,24 @@ class ParallelModel:
             return torch.zeros((), device=self.device)
         return torch.stack(torch._foreach_norm(counted)).square().sum()
 
-    def gradient_norm(self) -> Tensor:
-        """L2 norm over the whole model, each global element once; one all-reduce, after `finish_gradients`."""
-        square_sum = self.gradient_square_sum()
-        dist.all_reduce(square_sum)
-        return square_sum.sqrt()
-
     def zero_gradients(self) -> None:
         """Drop every gradient."""
         for parameter in self._parameters:
             parameter.grad = None
 
 
-def slots_of(batch: SlotBatch) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
-    """Tokens, targets, position ids and document ids of each slot, [local_batch_size, S] each."""
-    documents = (
-        [None] * batch.num_slots if batch.document_ids is None else batch.document_ids.tensor_split(batch.num_slots)
-    )
-    others = (t.tensor_split(batch.num_slots) for t in (batch.tokens, batch.targets, batch.position_ids))
-    return zip(*others, documents, strict=True)
+def _gradient_of(parameter: nn.Parameter, local: Tensor) -> Tensor:
+    return torch.zeros_like(local) if parameter.grad is None else local_of(parameter.grad)
+
+
+@contextmanager
+def in_evaluation_mode(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Every module inside in evaluation mode (no dropout); afterwards each is in the mode that it was in."""
+    modes = [(inner, inner.training) for module in modules for inner in module.modules()]
+    for module in modules:
+        module.eval()
+    try:
+        yield
+    finally:
+        for inner, mode in modes:
+            inner.training = mode

@@ -22,6 +22,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 from phalanx.core.errors import PhalanxError
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.schedules import multiple_of, schedule_named
+from phalanx.parallel.slots import SlotBatch
 
 LossFunction = Callable[..., Tensor]
 
@@ -108,7 +109,7 @@ class Pipeline:
         self.has_first, self.has_last = indices[0] == 0, indices[-1] == len(shapes) - 1
         self._schedules: dict[int, Any] = {}
 
-    def step(self, batch: Any, valid_tokens: int) -> Tensor:
+    def step(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
         """Forward and backward of every slot; this rank's loss, 0 where it doesn't hold the last stage."""
         losses: list[Tensor] = []
         self._schedule(batch.num_slots).step(
@@ -143,7 +144,7 @@ class Pipeline:
             len(self.shapes),
             self.mesh.device,
             input_args=(self._input(index),),
-            output_args=(self._hidden(self.shapes[index].outputs, index, requires_grad=True),),
+            output_args=(self._hidden(self.shapes[index].outputs, index),),
             group=self.group,
         )
 
@@ -151,13 +152,13 @@ class Pipeline:
         shapes = self.shapes[index]
         if index == 0:
             return torch.empty(shapes.inputs, dtype=torch.int64, device="meta")
-        return self._hidden(shapes.inputs, index, requires_grad=True)
+        return self._hidden(shapes.inputs, index)
 
-    def _hidden(self, shape: tuple[int, ...], index: int, *, requires_grad: bool) -> Tensor:
-        return torch.empty(shape, dtype=self.shapes[index].dtype, device="meta", requires_grad=requires_grad)
+    def _hidden(self, shape: tuple[int, ...], index: int) -> Tensor:
+        return torch.empty(shape, dtype=self.shapes[index].dtype, device="meta", requires_grad=True)
 
     @torch.no_grad()
-    def evaluate(self, batch: Any, valid_tokens: int) -> Tensor:
+    def evaluate(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
         """Loss of every slot by a forward pass alone; 0 where this rank doesn't hold the last stage."""
         slots = range(batch.num_slots)
         parts = {name: _chunks(getattr(batch, name), batch.num_slots) for name in _BATCH_FIELDS}

@@ -45,13 +45,13 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
 
 
 def prepare_blocks(module: nn.Module, *, recompute: bool, compiled: bool) -> None:
-    """Make each block compute its inside again in backward, or compile it, without a wrapper that would change
-    names.
+    """Make each block compute its inside again in backward (with the random numbers of its forward), or compile it,
+    without a wrapper that would change names.
     """
     for block in blocks_of(module):
         forward = torch.compile(block.forward) if compiled else block.forward
         if recompute:
-            forward = partial(checkpoint, forward, use_reentrant=False, preserve_rng_state=False)
+            forward = partial(checkpoint, forward, use_reentrant=False)
         block.forward = forward
 
 

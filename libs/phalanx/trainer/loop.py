@@ -36,6 +36,7 @@ def train(session: Session) -> Ending:
             session.feed.follow(plan)
         session.step += 1
         inputs = session.feed.take(session.step)
+        model.seed_step(session.step)
         loss = model.forward_backward(inputs.batch, max(1, inputs.valid_tokens))
         model.finish_gradients()
         word = agree(session, loss, model.gradient_square_sum())

@@ -36,25 +36,29 @@ class Optimizer:
             {"params": [p for h, p in self._pairs() if len(h.global_shape) > 1], "weight_decay": settings.weight_decay},
             {"params": [p for h, p in self._pairs() if len(h.global_shape) <= 1], "weight_decay": 0.0},
         ]
-        self._adamw = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=settings.lr,
-            betas=(settings.beta1, settings.beta2),
-            eps=settings.eps,
-            fused=settings.implementation == "fused",
-            foreach=settings.implementation == "foreach",
-        )
-        for param in self._params:
-            moments = {moment: torch.zeros_like(param, requires_grad=False) for moment in MOMENTS}
-            self._adamw.state[param] = {"step": torch.tensor(0.0), **moments}
+        self._state = [new_state(param, settings.implementation) for param in self._params]
+        self._adamw: torch.optim.AdamW | None = None  # a rank may hold nothing but empty pieces
+        if groups := [group for group in groups if group["params"]]:
+            self._adamw = torch.optim.AdamW(
+                groups,
+                lr=settings.lr,
+                betas=(settings.beta1, settings.beta2),
+                eps=settings.eps,
+                fused=settings.implementation == "fused",
+                foreach=settings.implementation == "foreach",
+            )
+            self._adamw.state.update(zip(self._params, self._state, strict=True))
 
     def _pairs(self) -> list[tuple[HeldTensor, torch.nn.Parameter]]:
         return [(h, p) for h, p in zip(self._held, self._params, strict=True) if p.numel()]
 
     def update(self, gradients: Sequence[torch.Tensor | None], gradient_norm: float, lr_factor: float) -> None:
         """Applies one step; `gradients` are aligned with the parameters and are scaled in place by min(1, max_norm /
-        norm).
+        norm). None leaves its parameter alone: one that doesn't train.
         """
+        self.num_updates += 1
+        if self._adamw is None:
+            return
         scale = min(1.0, self._max_norm / (gradient_norm + 1e-6)) if self._max_norm > 0 else 1.0
         for param, gradient in zip(self._params, gradients, strict=True):
             param.grad = gradient if param.numel() else None
@@ -63,20 +67,25 @@ class Optimizer:
         for group in self._adamw.param_groups:
             group["lr"] = self._peak_lr * lr_factor
         self._adamw.step()
-        self.num_updates += 1
         for param in self._params:
             param.grad = None
 
     def state(self) -> list[HeldTensor]:
         """The moments as held tensors `optim.<parameter>.<moment>`, with the boxes and replicas of their parameters."""
         return [
-            replace(held, name=f"optim.{held.name}.{moment}", local=self._adamw.state[param][moment])
-            for held, param in zip(self._held, self._params, strict=True)
+            replace(held, name=f"optim.{held.name}.{moment}", local=state[moment])
+            for held, state in zip(self._held, self._state, strict=True)
             for moment in MOMENTS
         ]
 
     def resume(self, num_updates: int) -> None:
         """Continues the bias correction after the moments were restored in place."""
         self.num_updates = num_updates
-        for param in self._params:
-            self._adamw.state[param]["step"].fill_(float(num_updates))
+        for state in self._state:
+            state["step"].fill_(float(num_updates))
+
+
+def new_state(param: torch.Tensor, implementation: str) -> dict[str, torch.Tensor]:
+    """AdamW's state of a parameter before its first update; the fused kernel counts on the parameter's device."""
+    step = torch.zeros((), device=param.device if implementation == "fused" else "cpu")
+    return {"step": step, **{moment: torch.zeros_like(param, requires_grad=False) for moment in MOMENTS}}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from phalanx.gang.context import RankContext
@@ -27,9 +26,9 @@ def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | Non
     """Meets the other ranks, trains, and reports `finished` or `stopped`. debug_rank: trains under pdb; then no
     collective times out.
     """
-    import torch
     import torch.distributed as dist
 
+    from phalanx.trainer.device import open_device
     from phalanx.trainer.exchange import Exchange
     from phalanx.trainer.loop import Ending, train
     from phalanx.trainer.phases import Phases
@@ -37,9 +36,7 @@ def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | Non
     from phalanx.trainer.storage_control import Proposal, StorageControl
 
     job, deadlines = prepared.job, prepared.job.deadlines
-    torch.use_deterministic_algorithms(job.training.deterministic)
-    if job.cluster.device == "cuda":
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    device = open_device(job.cluster.device, deterministic=job.training.deterministic)
     phases = Phases(context.report, deadlines)
     phases.enter("init", 0)
     longest_s = max(
@@ -50,7 +47,7 @@ def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | Non
         deadlines.save_s,
         deadlines.evaluation_s,
     )
-    backend = "nccl" if job.cluster.device == "cuda" else "gloo"
+    backend = "nccl" if device.type == "cuda" else "gloo"
     timeout_s = 2 * longest_s if debug_rank is None else DEBUG_TIMEOUT_S
     rendezvous_store = init_process_group(context, timeout_s, backend)
     store = job_store(job)
@@ -66,7 +63,7 @@ def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | Non
         report=context.report,
     )
     control.listen()
-    session = build_session(prepared, context.rank, control, lineage, store, phases, context.report)
+    session = build_session(prepared, context.rank, device, control, lineage, store, phases, context.report)
     ending = train(session) if debug_rank != context.rank else _train_in_debugger(session)
     session.close()
     dist.destroy_process_group()

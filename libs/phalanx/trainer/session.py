@@ -78,6 +78,7 @@ def reader_of(prepared: Prepared, url: str) -> WindowReader:
 def build_session(
     prepared: Prepared,
     rank: int,
+    device: torch.device,
     control: Control,
     lineage: Lineage,
     store: ObjectStore,
@@ -86,7 +87,6 @@ def build_session(
 ) -> Session:
     """Opens the attempt and builds the rank; the model holds initial weights, or those of the parent checkpoint."""
     job, layout = prepared.job, prepared.layout
-    device = torch.device(job.cluster.device)
     opening = control.open()
     parent = opening.parent
     start_step = parent.step if parent is not None else 0

@@ -23,6 +23,7 @@ from phalanx.gang.context import RankContext
 from phalanx.gang.rendezvous import init_process_group
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
+from phalanx.models.protocol import Initial
 from phalanx.parallel import ParallelModel, SlotBatch, build_mesh, multiple_of
 from phalanx.parallel.initialise import fill
 from phalanx.spec import Job, Layout, parse_job
@@ -140,7 +141,7 @@ def run_case(case: Mapping[str, Any], reference_path: str) -> dict[str, Any]:
         model.zero_gradients()
         losses.append(model.forward_backward(batch, valid_tokens))
         model.finish_gradients()
-    norm = float(model.gradient_norm())
+    norm = gradient_norm(model)
     weights_equal, squares = compare(model, reference)
     summed = torch.stack([*losses, *squares])
     dist.all_reduce(summed)
@@ -192,21 +193,73 @@ class Bigrams(nn.Module):
         return self.head(hidden)
 
 
-def run_user_model(context: RankContext) -> None:
-    """Entry of the ranks: loss and gradient norm of `Bigrams` on this world size."""
+class ByCounter(Bigrams):
+    """Gives its initial weights, so that nothing but its buffer comes from `__init__`."""
+
+    def initial_weights(self) -> Mapping[str, Initial]:
+        return {name: Initial(std=0.1) for name, _ in self.named_parameters()}
+
+
+class HalfPrecision(ByCounter):
+    """Has bfloat16 parameters."""
+
+    def __init__(self, vocab_size: int, dim: int) -> None:
+        super().__init__(vocab_size, dim)
+        self.to(torch.bfloat16)
+        self.scale = self.scale.float()
+
+
+class OneRow(ByCounter):
+    """Has a parameter of a single row, of which all ranks but one hold nothing, and one that no loss depends on."""
+
+    def __init__(self, vocab_size: int, dim: int) -> None:
+        super().__init__(vocab_size, dim)
+        self.gain = nn.Parameter(torch.ones(1, dim))
+        self.idle = nn.Parameter(torch.ones(dim))
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        return super().forward(tokens, position_ids, document_ids) * (1 + self.gain.sum())
+
+
+class Dropping(Bigrams):
+    """Drops half of each block's inside."""
+
+    def __init__(self, vocab_size: int, dim: int) -> None:
+        super().__init__(vocab_size, dim)
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(dim, dim), nn.Dropout(0.5)) for _ in range(2)])
+
+
+def run_user_models(context: RankContext) -> None:
+    """Entry of the ranks: loss, gradient norm and held elements of each case's class on this world size.
+
+    Memory that nothing has filled is made NaN, so that it shows.
+    """
     torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
     init_process_group(context, 60.0)
-    job = make_user_job({"class": "parity:Bigrams", "world_size": context.world_size})
-    layout = layout_of(job, context.world_size)
-    mesh = build_mesh(layout, "cpu")
-    model = ParallelModel(job, layout, mesh, "cpu")
-    batch, valid_tokens = slot_batch(mesh.dp_rank, mesh.dp_size, 1, 1, 24)
-    loss = model.forward_backward(batch, valid_tokens)
-    dist.all_reduce(loss)
-    num_held = torch.tensor(sum(held.local.numel() for held in model.parameters()))
-    dist.all_reduce(num_held)
-    context.report("result", loss=float(loss), norm=float(model.gradient_norm()), num_held=int(num_held))
+    for name, case in context.arguments["cases"].items():
+        job = make_user_job(case | {"world_size": context.world_size})
+        layout = layout_of(job, context.world_size)
+        mesh = build_mesh(layout, "cpu")
+        model = ParallelModel(job, layout, mesh, "cpu")
+        batch, valid_tokens = slot_batch(mesh.dp_rank, mesh.dp_size, 1, 1, 24)
+        model.seed_step(1)
+        loss = model.forward_backward(batch, valid_tokens)
+        dist.all_reduce(loss)
+        num_held = torch.tensor(sum(held.local.numel() for held in model.parameters()))
+        dist.all_reduce(num_held)
+        row = {"loss": float(loss), "norm": gradient_norm(model), "num_held": int(num_held)}
+        row["has_empty"] = any(held.local.numel() == 0 for held in model.parameters())
+        row["are_fp32"] = all(held.local.dtype == torch.float32 for held in model.parameters())
+        context.report("result", **{name: row})
     dist.destroy_process_group()
+
+
+def gradient_norm(model: ParallelModel) -> float:
+    """L2 norm over the whole model, each global element once."""
+    square_sum = model.gradient_square_sum()
+    dist.all_reduce(square_sum)
+    return float(square_sum.sqrt())
 
 
 def names_of(reference: Mapping[str, torch.Tensor]) -> list[str]:

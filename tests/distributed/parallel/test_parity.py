@@ -199,8 +199,31 @@ def test_layout_that_cannot_be_right_is_refused_in_one_line(fork_server: ForkSer
     assert not wrong
 
 
-def test_user_model_without_initial_weights_gives_the_same_on_any_dp_size(fork_server: ForkServer) -> None:
-    one, two = (run_gang(fork_server, world_size, "parity:run_user_model")[0] for world_size in (1, 2))
-    assert one["num_held"] == two["num_held"] == 24 * 8 + 2 * (8 * 8 + 8) + 24 * 8 + 24
-    assert two["loss"] == pytest.approx(one["loss"], rel=FP32_BOUND)
-    assert two["norm"] == pytest.approx(one["norm"], rel=FP32_BOUND)
+NUM_BIGRAMS = 24 * 8 + 2 * (8 * 8 + 8) + 24 * 8 + 24
+USER_MODELS = {
+    "weights of its own": {"class": "parity:Bigrams"},
+    "initial weights and a buffer": {"class": "parity:ByCounter"},
+    "half precision": {"class": "parity:HalfPrecision"},
+    "one row": {"class": "parity:OneRow"},
+}
+
+
+def test_user_models_give_the_same_on_any_dp_size(fork_server: ForkServer) -> None:
+    arguments = {"cases": USER_MODELS}
+    one, two = (run_gang(fork_server, size, "parity:run_user_models", arguments)[-1] for size in (1, 2))
+    assert one.keys() == two.keys() == USER_MODELS.keys()
+    for name, row in two.items():
+        assert row["loss"] == pytest.approx(one[name]["loss"], rel=FP32_BOUND), name
+        assert row["norm"] == pytest.approx(one[name]["norm"], rel=FP32_BOUND), name
+        assert row["num_held"] == one[name]["num_held"] == NUM_BIGRAMS + (8 + 8 if name == "one row" else 0)
+        assert row["has_empty"] == (name == "one row")
+        assert row["are_fp32"] and one[name]["are_fp32"]
+    assert two["half precision"]["norm"] == two["initial weights and a buffer"]["norm"], "masters are fp32 in both"
+
+
+def test_recompute_gives_the_gradients_of_the_dropout_that_the_forward_drew(fork_server: ForkServer) -> None:
+    dropping = {"class": "parity:Dropping"}
+    cases = {"kept": dropping, "again": dropping, "recomputed": dropping | {"recompute": "full"}}
+    rows = run_gang(fork_server, 2, "parity:run_user_models", {"cases": cases})[0]
+    assert rows["again"] == rows["kept"], "the same step in the same layout draws the same"
+    assert rows["recomputed"] == rows["kept"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +14,22 @@ from phalanx.parallel.build import build_on_meta
 from phalanx.parallel.precision import linear, widen_linears
 from phalanx.planner import ModelShape
 from phalanx.planner import count_parameters as planned_parameters
+from phalanx.spec import Job, parse_job
 
 SHAPE = {"dim": 64, "n_layers": 3, "n_heads": 8, "n_kv_heads": 2, "ffn_dim": 96, "vocab_size": 128}
 
 
-def _job(**args: Any) -> Any:
-    defaults = {"norm_eps": 1e-5, "rope_theta": 1e4, "dropout": 0.0, "moe": None, "tie_embeddings": False}
-    return SimpleNamespace(model=SimpleNamespace(class_=None, args=SimpleNamespace(**(SHAPE | defaults | args))))
+def _job(class_: str | None = None, **args: Any) -> Job:
+    model = {"args": SHAPE | args} if class_ is None else {"class": class_, "args": args}
+    return parse_job(
+        {
+            "job": {"name": "build", "storage": "memory://build"},
+            "model": model,
+            "data": {"train": "memory://build/train"},
+            "training": {"seq_len": 8, "steps": 1, "global_batch_size": 1},
+            "optimizer": {"lr": 1e-3},
+        }
+    )
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -36,7 +44,7 @@ def test_model_of_405_billion_parameters_is_built_without_memory() -> None:
     assert count_parameters(job) == 405_853_388_800
 
 
-@pytest.mark.parametrize("args", [{"dropout": 0.1}, {"moe": SimpleNamespace(num_experts=2)}])
+@pytest.mark.parametrize("args", [{"dropout": 0.1}, {"moe": {"num_experts": 2, "top_k": 1, "expert_ffn_dim": 8}}])
 def test_model_that_does_not_train_yet_is_refused(args: dict[str, Any]) -> None:
     with pytest.raises(PhalanxError, match=next(iter(args))):
         build_on_meta(_job(**args))
