@@ -106,6 +106,11 @@ def part(ref: CheckpointRef, rank: int) -> str:
     return f"{parts(ref)}{number(rank)}.json"
 
 
+def objects(ref: CheckpointRef) -> str:
+    """Prefix of the tensor data of one checkpoint."""
+    return f"{checkpoint(ref)}objects/"
+
+
 def tensors(ref: CheckpointRef, group: str, index: int) -> str:
     """`a<A>/s<step>/objects/<group>-<n>.safetensors`: tensor data of the checkpoint."""
-    return f"{checkpoint(ref)}objects/{group}-{number(index)}.safetensors"
+    return f"{objects(ref)}{group}-{number(index)}.safetensors"

@@ -7,7 +7,7 @@ tensors, do.
 """
 
 from phalanx.snapshot.commit import commit
-from phalanx.snapshot.errors import CommitStopped, DamagedCheckpoint, IncompleteCheckpoint
+from phalanx.snapshot.errors import DamagedCheckpoint, IncompleteCheckpoint
 from phalanx.snapshot.load import load
 
-__all__ = ["CommitStopped", "DamagedCheckpoint", "IncompleteCheckpoint", "commit", "load"]
+__all__ = ["DamagedCheckpoint", "IncompleteCheckpoint", "commit", "load"]

@@ -2,9 +2,9 @@
 waits.
 
 One buffer, not two: host memory of once the owned bytes is the price that most machines can pay, and a second save that
-begins while the first is being written would compete with it for the same disk or network. So a save in flight makes
-the writer `busy`, and the trainer's policy (`checkpoint.when_busy`) says whether to wait or to skip. The buffer is
-page-locked where a tensor lies on an accelerator, so that copies run at the speed of the bus.
+begins while the first is being written would compete with it for the same disk or network. So a save waits for the one
+in flight; the trainer's policy (`checkpoint.when_busy`) says whether it begins one then. The buffer is page-locked
+where a tensor lies on an accelerator, so that copies run at the speed of the bus.
 """
 
 from __future__ import annotations

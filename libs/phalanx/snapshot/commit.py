@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from phalanx.core.digest import xxh3
 from phalanx.lineage import Lineage, Manifest, ObjectRef, keys
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.coverage import coverage_fault
-from phalanx.snapshot.errors import CommitStopped, IncompleteCheckpoint
+from phalanx.snapshot.errors import IncompleteCheckpoint
 from phalanx.snapshot.index import NUM_READERS, Index, build_index
 from phalanx.snapshot.parts import Part, parse_part
 
@@ -29,18 +29,17 @@ def commit(
     world_size: int,
     deadline_s: float,
     *,
-    should_stop: Callable[[], bool] = lambda: False,
     expected: Mapping[int, ObjectRef] | None = None,
 ) -> Manifest:
     """Makes the checkpoint of `draft` (its attempt and step; its `parts` are filled in here) exist. Returns the
     manifest as stored.
 
-    store: rooted at the job, as the lineage is. should_stop: asked between polls; CommitStopped follows a yes.
-    expected: parts as their ranks reported them, checked against what is stored. Raises IncompleteCheckpoint where
-    parts don't come within `deadline_s`, or don't make a whole checkpoint together.
+    store: rooted at the job, as the lineage is. expected: parts as their ranks reported them, checked against what is
+    stored; for a committer that hears from ranks, which `trainer.storage_control` does not. Raises IncompleteCheckpoint
+    where parts don't come within `deadline_s`, or don't make a whole checkpoint together.
     """
     part_keys = [keys.part(draft.ref, rank) for rank in range(world_size)]
-    _await_parts(store, draft, part_keys, deadline_s, should_stop)
+    _await_parts(store, draft, part_keys, deadline_s)
     with ThreadPoolExecutor(NUM_READERS) as pool:
         read = list(pool.map(lambda key: _read(store, key), part_keys))
     refs, parts = tuple(ref for ref, _ in read), [part for _, part in read]
@@ -54,9 +53,7 @@ def commit(
     return manifest
 
 
-def _await_parts(
-    store: ObjectStore, draft: Manifest, part_keys: list[str], deadline_s: float, should_stop: Callable[[], bool]
-) -> None:
+def _await_parts(store: ObjectStore, draft: Manifest, part_keys: list[str], deadline_s: float) -> None:
     """Returns when all keys are listed; polls with growing pauses."""
     end = time.monotonic() + deadline_s
     pause_s = _FIRST_WAIT_S
@@ -65,8 +62,6 @@ def _await_parts(
         missing = [rank for rank, key in enumerate(part_keys) if key not in present]
         if not missing:
             return
-        if should_stop():
-            raise CommitStopped(f"stopped while the parts of ranks {_some(missing)} were awaited")
         left_s = end - time.monotonic()
         if left_s <= 0:
             raise IncompleteCheckpoint(
@@ -94,7 +89,7 @@ def _check_parts(
 
 
 def _check_objects(store: ObjectStore, draft: Manifest, index: Index) -> None:
-    sizes = {info.key: info.num_bytes for info in store.list(f"{keys.checkpoint(draft.ref)}objects/")}
+    sizes = {info.key: info.num_bytes for info in store.list(keys.objects(draft.ref))}
     for item in index.objects.values():
         if sizes.get(item.key) != item.num_bytes:
             found = f"has {sizes[item.key]} bytes" if item.key in sizes else "is missing"

@@ -21,7 +21,3 @@ class DamagedCheckpoint(DamagedObject):
 
 class IncompleteCheckpoint(OutsideError):
     """A checkpoint cannot be committed: parts or objects are missing, or the boxes do not cover the tensors once."""
-
-
-class CommitStopped(Exception):
-    """`should_stop` said so while parts were awaited; nothing was committed."""

@@ -85,14 +85,15 @@ def read_tensor(store: ObjectStore, index: Index, tensor: StoredTensor) -> np.nd
 def read_range(store: ObjectStore, stored: StoredObject, start: int, stop: int) -> bytes:
     """Bytes [start, stop) of the object's data; DamagedCheckpoint where the object is gone or has another size."""
     try:
-        return store.read(stored.key, stored.data_start + start, stop - start)
+        try:
+            return store.read(stored.key, stored.data_start + start, stop - start)
+        except StoreError as error:
+            num_bytes = store.info(stored.key).num_bytes
+            if num_bytes == stored.num_bytes:
+                raise
+            raise DamagedCheckpoint(stored.key, f"has {num_bytes} bytes, its part says {stored.num_bytes}") from error
     except ObjectMissing as error:
         raise DamagedCheckpoint(stored.key, "is gone") from error
-    except StoreError as error:
-        num_bytes = store.info(stored.key).num_bytes
-        if num_bytes != stored.num_bytes:
-            raise DamagedCheckpoint(stored.key, f"has {num_bytes} bytes, its part says {stored.num_bytes}") from error
-        raise
 
 
 def verify_chunk(stored: StoredBox, number: int, data: memoryview) -> None:

@@ -84,16 +84,6 @@ class Part:
     chunk_bytes: int = CHUNK_BYTES
 
 
-def part_key(attempt: int, step: int, rank: int) -> str:
-    """Key of a rank's part object."""
-    return keys.part(CheckpointRef(attempt, step), rank)
-
-
-def object_key(attempt: int, step: int, rank: int, number: int) -> str:
-    """Key of a rank's data object `number`."""
-    return keys.tensors(CheckpointRef(attempt, step), keys.number(rank), number)
-
-
 def part_bytes(part: Part) -> bytes:
     """The stored form of `part`."""
     objects = [
@@ -132,12 +122,10 @@ def parse_part(key: str, data: bytes) -> Part:
     attempt, step, rank, world_size, chunk_bytes = (
         read.number(head[name], name) for name in ("attempt", "step", "rank", "world_size", "chunk_bytes")
     )
-    if rank >= world_size or chunk_bytes < 1 or key != part_key(attempt, step, rank):
+    ref = CheckpointRef(attempt, step)
+    if rank >= world_size or chunk_bytes < 1 or key != keys.part(ref, rank):
         read.fail(f"it says attempt {attempt}, step {step}, rank {rank} of {world_size}, which is not its key")
-    objects = tuple(
-        read.object(item, f"{keys.checkpoint(CheckpointRef(attempt, step))}objects/")
-        for item in read.items(head["objects"], "objects")
-    )
+    objects = tuple(read.object(item, keys.objects(ref)) for item in read.items(head["objects"], "objects"))
     by_key = {item.key: item for item in objects}
     if len(by_key) != len(objects):
         read.fail("an object is listed twice")

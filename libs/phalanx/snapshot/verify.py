@@ -99,8 +99,8 @@ def _check_object(
 def _box_is_whole(store: ObjectStore, item: StoredObject, box: StoredBox) -> bool:
     for number in range(len(box.chunks)):
         start = box.start + number * box.chunk_bytes
-        data = read_range(store, item, start, min(start + box.chunk_bytes, box.start + box.num_bytes))
         try:
+            data = read_range(store, item, start, min(start + box.chunk_bytes, box.start + box.num_bytes))
             verify_chunk(box, number, memoryview(data))
         except DamagedCheckpoint:
             return False

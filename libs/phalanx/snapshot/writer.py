@@ -22,13 +22,13 @@ import xxhash
 from phalanx.core.box import HeldTensor
 from phalanx.core.digest import xxh3
 from phalanx.core.errors import OutsideError
-from phalanx.lineage import ObjectRef
+from phalanx.lineage import CheckpointRef, ObjectRef, keys
 from phalanx.objects import ObjectExists, ObjectStore
 from phalanx.snapshot.capture import HostBuffer, cut
 from phalanx.snapshot.dtypes import DTYPES
 from phalanx.snapshot.grouping import OBJECT_BYTES, OwnedBox, PlannedObject, plan_objects
 from phalanx.snapshot.owners import owned_box
-from phalanx.snapshot.parts import CHUNK_BYTES, Part, StoredBox, StoredObject, object_key, part_bytes, part_key
+from phalanx.snapshot.parts import CHUNK_BYTES, Part, StoredBox, StoredObject, part_bytes
 
 _LOG = logging.getLogger(__name__)
 _WRITE_BYTES = 8 * CHUNK_BYTES
@@ -63,7 +63,7 @@ class PendingSave:
 
 
 class Writer:
-    """Writes this rank's share of checkpoints. One save is in flight at most; see `busy`.
+    """Writes this rank's share of checkpoints. One save is in flight at most.
 
     store: rooted at the job. deadline_s: within which an upload must end. object_bytes: size that an object stays below
     (boxes aren't cut).
@@ -82,11 +82,6 @@ class Writer:
         self._deadline_s, self._object_bytes = deadline_s, object_bytes
         self._buffer = HostBuffer()
         self._last: PendingSave | None = None
-
-    @property
-    def busy(self) -> bool:
-        """True while an upload is in flight: a save now would wait for it."""
-        return self._last is not None and not self._last.done()
 
     def save(
         self,
@@ -169,13 +164,14 @@ class _Upload:
     def run(self) -> ObjectRef:
         """Creates all objects, then the part object; returns the latter."""
         head, stored, boxes = self._part, [], []
+        ref = CheckpointRef(head.attempt, head.step)
         for number, planned in enumerate(self._objects):
-            key = object_key(head.attempt, head.step, head.rank, number)
+            key = keys.tensors(ref, keys.number(head.rank), number)
             stored.append(self._create(key, planned))
             boxes += [self._stored_box(key, planned, box, start) for box, start in planned.boxes]
         records = self._records()
         part = dataclasses.replace(head, objects=tuple(stored), boxes=tuple(boxes), records=records)
-        key, data = part_key(part.attempt, part.step, part.rank), part_bytes(part)
+        key, data = keys.part(ref, part.rank), part_bytes(part)
         self._check_time()
         try:
             self._store.create(key, data)

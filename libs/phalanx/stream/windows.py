@@ -184,8 +184,8 @@ def _warn_of_large_blocks(split: Split, shuffle_block_shards: int, cache_bytes: 
     largest_tokens = int(np.sort(split.shard_tokens)[-shuffle_block_shards:].sum())
     if largest_tokens * split.dtype.itemsize > cache_bytes:
         _LOG.warning(
-            "%s: a block of %d shards may hold %d bytes of tokens, the cache %d: members will be fetched more than once; "
-            "lower data.shuffle_block_shards",
+            "%s: a block of %d shards may hold %d bytes of tokens, the cache %d: members will be fetched more than "
+            "once; lower data.shuffle_block_shards",
             split.url,
             shuffle_block_shards,
             largest_tokens * split.dtype.itemsize,

@@ -15,6 +15,8 @@ from saved_job import emptied, file_store, open_attempt, rows_of, same_bits, sav
 from phalanx.core.box import Box
 from phalanx.core.digest import canonical_json
 from phalanx.lineage import DamagedObject, Lineage, ObjectRef
+from phalanx.objects import StoreError
+from phalanx.objects.faults import FaultyStore, delay, fail_before, on
 from phalanx.snapshot import DamagedCheckpoint, load
 from phalanx.snapshot.parts import CHUNK_BYTES, Part, StoredBox, StoredObject, parse_part, part_bytes
 from phalanx.snapshot.restore import restore
@@ -63,6 +65,21 @@ def test_restore_of_other_tensors_than_the_damaged_ones_succeeds(tmp_path: Path)
     restored = {"a": torch.zeros(300_000)}
     restore(store, manifest, whole_of(restored))
     assert same_bits(restored["a"], tensors["a"])
+
+
+@pytest.mark.parametrize("nth", [1, 2])
+def test_verify_of_an_object_that_vanishes_between_readings_is_damage(tmp_path: Path, nth: int) -> None:
+    """Read whole once and found damaged, it is read again by chunks to name the tensors: gone then, or after that
+    fails.
+    """
+    key = "a00000001/s00000005/objects/00000000-00000000.safetensors"
+    store = file_store(tmp_path)
+    manifest = save(store, open_attempt(store), 5, [whole_of({"a": torch.randn(9)})])
+    flip(tmp_path / key, -1)
+    vanish = delay(on("read" if nth == 1 else "info", key, nth=1), lambda: store.delete(key))
+    faults = [vanish, fail_before(on("read", key, nth=1), StoreError("cut"))] if nth == 2 else [vanish]
+    (damage,) = verify(FaultyStore(store, faults), manifest)
+    assert damage.key == key and damage.tensors == ("a",)
 
 
 def test_verify_after_a_flipped_bit_anywhere_names_the_object(tmp_path: Path) -> None:
