@@ -13,7 +13,7 @@ import re
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING, Any
 
 import obstore
@@ -313,20 +313,38 @@ class S3Writer(ObjectWriter):
 
     def __init__(self, store: S3Store, key: str) -> None:
         self._store, self._key = store, key
-        self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by abort()
+        with self._reported():
+            self._file: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed by abort()
 
     def write(self, chunk: BytesLike) -> None:
-        self._file.write(as_view(chunk))
+        with self._reported():
+            self._file.write(as_view(chunk))
 
     def commit(self) -> None:
-        self._file.flush()
-        if self._file.tell() == 0:
-            self._store.create(self._key, b"")
-        else:
+        with self._reported():
+            self._file.flush()
             # Left to the collector: a failed create's traceback still holds views of it.
-            mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ)
-            self._store.create(self._key, memoryview(mapped))
+            mapped = mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ) if self._file.tell() else b""
+        self._store.create(self._key, memoryview(mapped))
         self.abort()
 
     def abort(self) -> None:
-        self._file.close()
+        with suppress(OSError):  # what it could not write is not needed any more
+            self._file.close()
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        """A full or missing local disk is told as that."""
+        try:
+            yield
+        except OSError as error:
+            where = f"{self._store.url}/{self._key}"
+            raise StoreError(f"{where}: its local file below {_temporary_folder()}: {error}") from error
+
+
+def _temporary_folder() -> str:
+    """Where local files go; `TMPDIR` chooses."""
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return "TMPDIR"

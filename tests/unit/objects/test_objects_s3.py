@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -346,6 +347,30 @@ def test_first_commit_in_parts_trial_object_stays_creates_all_the_same(small_par
     store.create("k", LARGE)
     assert store.read("k") == LARGE
     assert [info.key for info in store.list()] == list(store.children()) == ["k"]
+
+
+# The local file that a streamed object is collected in
+
+
+def test_writer_on_a_full_local_disk_is_a_store_error_and_creates_nothing(
+    open_place: Open, ministack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_place(ministack)
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda: open("/dev/full", "r+b"))  # noqa: SIM115, PTH123
+    for chunk in (b"small: fails when it is flushed", LARGE):
+        with pytest.raises(StoreError, match="No space left on device") as raised, store.writer("k") as writer:
+            writer.write(chunk)
+            writer.commit()
+        assert isinstance(raised.value.__cause__, OSError)
+    assert list(store.list()) == []
+
+
+def test_writer_without_a_local_folder_is_a_store_error(
+    open_place: Open, ministack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(StoreError, match="gone"):
+        open_place(ministack).writer("k")
 
 
 # Settings, credentials, other clients
