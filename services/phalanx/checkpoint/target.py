@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from phalanx.checkpoint.export import Target
 from phalanx.checkpoint.place import JobPlace
 from phalanx.core.digest import sha256
 from phalanx.core.errors import PhalanxError
+from phalanx.lineage import JobRecord
 from phalanx.objects import ObjectMissing, ObjectStore
-from phalanx.stream.manifest import Split, open_split
+from phalanx.stream.manifest import open_split
 
 _TOKENIZER = "tokenizer.json"
 
@@ -24,8 +26,8 @@ _TOKENIZER = "tokenizer.json"
 def hugging_face_target(place: JobPlace, tokenizer: Path | None) -> Target:
     """The target for a job with the built-in decoder.
 
-    The tokenizer is the file `tokenizer`, or the one beside the training split, checked against the digest that the
-    split names. Raises PhalanxError for a model of the user's own and where no fitting tokenizer is found.
+    The tokenizer is the file `tokenizer`, or the one beside the training split, checked against the digest that the job
+    was created with. Raises PhalanxError for a model of the user's own and where no fitting tokenizer is found.
     """
     record = place.lineage.read_job()
     if record is None:
@@ -41,9 +43,7 @@ def hugging_face_target(place: JobPlace, tokenizer: Path | None) -> Target:
             remedy="convert your own model with phalanx.snapshot.load",
         )
     seq_len = int(record.identity["training"]["seq_len"])
-    split = _training_split(place)
-    data = _tokenizer(place, tokenizer)
-    files, token_ids = tokenizer_files(data, split, seq_len)
+    files, token_ids = tokenizer_files(_tokenizer(place, tokenizer), _trained_with(place, record), seq_len)
     config, name_of = _llama(model["args"], seq_len)
     return Target({**config, **token_ids}, name_of, files)
 
@@ -67,41 +67,62 @@ def _llama(args: Mapping[str, Any], seq_len: int) -> tuple[dict[str, Any], Calla
     return config_to_hugging_face(shape, max_position_embeddings=seq_len), name_of
 
 
-def tokenizer_files(data: bytes, split: Split | None, seq_len: int) -> tuple[dict[str, bytes], dict[str, int]]:
-    """tokenizer.json and the files that tell transformers how to use it; and the token ids that config.json repeats."""
-    if split is not None and sha256(data) != split.tokenizer_digest:
+@dataclass(frozen=True, slots=True)
+class TrainedWith:
+    """The tokenizer of a job's data: SHA-256 of its tokenizer.json, and the id that ends every document."""
+
+    digest: str
+    eos_id: int
+
+
+def tokenizer_files(data: bytes, trained_with: TrainedWith, seq_len: int) -> tuple[dict[str, bytes], dict[str, int]]:
+    """tokenizer.json and the files that tell transformers how to use it; and the token ids that config.json repeats.
+
+    Raises PhalanxError where `data` is not the tokenizer that the job was trained with.
+    """
+    if sha256(data) != trained_with.digest:
         raise PhalanxError(
             "tokenizer.json",
             value=sha256(data),
-            expected=f"the tokenizer of the training data, {split.tokenizer_digest}",
+            expected=f"the tokenizer of the training data, {trained_with.digest}",
             remedy="give the tokenizer.json that the data was prepared with as --tokenizer",
         )
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": seq_len}
     settings["clean_up_tokenization_spaces"] = False
-    special: dict[str, str] = {}
-    token_ids: dict[str, int] = {}
-    if split is not None:
-        special["eos_token"] = _token(data, split.eos_id)
-        token_ids = {"eos_token_id": split.eos_id}
+    special = {"eos_token": _token(data, trained_with.eos_id)}
     texts = {"tokenizer_config.json": {**settings, **special}, "special_tokens_map.json": special}
     files = {name: (json.dumps(value, indent=2, sort_keys=True) + "\n").encode() for name, value in texts.items()}
-    return {_TOKENIZER: data, **files}, token_ids
+    return {_TOKENIZER: data, **files}, {"eos_token_id": trained_with.eos_id}
 
 
 def _token(data: bytes, token_id: int) -> str:
-    """The text of a token that the split's manifest promises to exist."""
+    """The text of a token that the data's manifest promises to exist."""
     token = Tokenizer.from_str(data.decode()).id_to_token(token_id)
     assert token is not None, f"the tokenizer has no token {token_id}"
     return str(token)
 
 
-def _training_split(place: JobPlace) -> Split | None:
-    """The training split if it can still be reached by the URL that the job knows."""
+def _trained_with(place: JobPlace, record: JobRecord) -> TrainedWith:
+    """What the job's record says of its tokenizer; a record without it leaves the training split to ask."""
+    kept = record.identity.get("tokenizer")
+    if kept is not None:
+        return TrainedWith(str(kept["digest"]), int(kept["eos_id"]))
     url = place.train_url
     if url is None:
-        return None
-    store = place.open(url)
-    return open_split(store) if _read_if_there(store, "manifest.json") is not None else None
+        raise _no_split("data.train")
+    try:
+        split = open_split(place.open(url), record.identity.get("data_digests", {}).get("train"))
+    except PhalanxError as error:
+        raise _no_split(url) from error
+    return TrainedWith(split.tokenizer_digest, split.eos_id)
+
+
+def _no_split(where: str) -> PhalanxError:
+    return PhalanxError(
+        where,
+        expected="the training data, since the job's record is too old to name its tokenizer",
+        remedy="bring the split back, or name where it is now as --set data.train=URL with the job file",
+    )
 
 
 def _tokenizer(place: JobPlace, named: Path | None) -> bytes:

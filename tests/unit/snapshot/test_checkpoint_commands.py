@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tracemalloc
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from phalanx.objects import open_store
 from phalanx.snapshot.writer import Writer
 from phalanx.spec import load_job
 from phalanx.spec.job import plain
+from phalanx.trainer.preflight import prepare as prepare_job
 
 JOB = """
 [job]
@@ -64,8 +66,11 @@ class SavedJob:
     folder: Path
 
 
-def make_job(folder: Path, *, tied: bool = False) -> SavedJob:
-    """Checkpoints: attempt 1 at 5 and 10, attempt 2 (from 5) at 8 and an unfinished 12, a late (1, 15)."""
+def make_job(folder: Path, *, tied: bool = False, is_old_record: bool = False) -> SavedJob:
+    """Checkpoints: attempt 1 at 5 and 10, attempt 2 (from 5) at 8 and an unfinished 12, a late (1, 15).
+
+    is_old_record: job.json does not name the tokenizer.
+    """
     texts = folder / "texts"
     texts.mkdir()
     for number in range(20):
@@ -79,7 +84,10 @@ def make_job(folder: Path, *, tied: bool = False) -> SavedJob:
     tensors = {f"model.{name}": value.detach() for name, value in decoder.named_parameters()}
     tensors |= {f"optim.{name}.exp_avg": torch.zeros_like(value) for name, value in decoder.named_parameters()}
     store = file_store(folder / "runs/projects/default/jobs/tiny")
-    Lineage(store).create_job(request_id="r", spec=plain(job), identity=job.identity(), identity_digest=DIGEST)
+    if is_old_record:
+        Lineage(store).create_job(request_id="r", spec=plain(job), identity=job.identity(), identity_digest=DIGEST)
+    else:
+        prepare_job(job, 1)
     first = open_attempt(store)
     save(store, first, 5, rows_of(tensors, 2))
     save(store, first, 10, rows_of(tensors, 2))
@@ -240,6 +248,36 @@ def test_export_with_another_tokenizer_or_none_is_refused(tmp_path: Path, monkey
     code, _, err = run(monkeypatch, capsys, *arguments)
     assert code == 2 and "--tokenizer" in err
     assert not (tmp_path / "hf").exists()
+
+
+def test_export_when_the_data_is_gone_still_checks_the_tokenizer(tmp_path: Path, monkeypatch, capsys) -> None:
+    job = make_job(tmp_path)
+    own, other = tmp_path / "own.json", tmp_path / "other.json"
+    own.write_bytes((tmp_path / "corpus/tokenizer.json").read_bytes())
+    other.write_bytes(own.read_bytes() + b"\n")
+    shutil.rmtree(tmp_path / "corpus")
+    out = tmp_path / "hf"
+    arguments = ("export", job.url, "latest", "--out", str(out), "--tokenizer")
+    code, _, err = run(monkeypatch, capsys, *arguments, str(other))
+    assert code == 2 and "tokenizer of the training data" in err and not out.exists()
+    code, _, err = run(monkeypatch, capsys, *arguments, str(own))
+    assert code == 0, err
+    assert json.loads((out / "config.json").read_text())["eos_token_id"] == 0
+    assert json.loads((out / "special_tokens_map.json").read_text()) == {"eos_token": "<|endoftext|>"}
+
+
+def test_export_of_an_old_record_asks_the_data_and_refuses_without_it(tmp_path: Path, monkeypatch, capsys) -> None:
+    job = make_job(tmp_path, is_old_record=True)
+    own = tmp_path / "own.json"
+    own.write_bytes((tmp_path / "corpus/tokenizer.json").read_bytes())
+    arguments = ("export", str(job.file), "latest", "--tokenizer", str(own), "--out")
+    code, _, err = run(monkeypatch, capsys, *arguments, str(tmp_path / "with-data"))
+    assert code == 0, err
+    assert "eos_token_id" in json.loads((tmp_path / "with-data/config.json").read_text())
+    shutil.rmtree(tmp_path / "corpus")
+    code, _, err = run(monkeypatch, capsys, *arguments, str(tmp_path / "without"))
+    assert code == 2 and "too old to name its tokenizer" in err and len(err.splitlines()) == 1
+    assert not (tmp_path / "without").exists()
 
 
 def test_export_that_fails_midway_leaves_nothing(tmp_path: Path) -> None:
