@@ -37,17 +37,15 @@ class Optimizer:
             {"params": [p for h, p in self._pairs() if len(h.global_shape) <= 1], "weight_decay": 0.0},
         ]
         self._state = [new_state(param, settings.implementation) for param in self._params]
-        self._adamw: torch.optim.AdamW | None = None  # a rank may hold nothing but empty pieces
-        if groups := [group for group in groups if group["params"]]:
-            self._adamw = torch.optim.AdamW(
-                groups,
-                lr=settings.lr,
-                betas=(settings.beta1, settings.beta2),
-                eps=settings.eps,
-                fused=settings.implementation == "fused",
-                foreach=settings.implementation == "foreach",
-            )
-            self._adamw.state.update(zip(self._params, self._state, strict=True))
+        self._adamw = torch.optim.AdamW(
+            groups,  # both may be empty: AdamW refuses a list without groups, not one without parameters
+            lr=settings.lr,
+            betas=(settings.beta1, settings.beta2),
+            eps=settings.eps,
+            fused=settings.implementation == "fused",
+            foreach=settings.implementation == "foreach",
+        )
+        self._adamw.state.update(zip(self._params, self._state, strict=True))
 
     def _pairs(self) -> list[tuple[HeldTensor, torch.nn.Parameter]]:
         return [(h, p) for h, p in zip(self._held, self._params, strict=True) if p.numel()]
@@ -56,17 +54,15 @@ class Optimizer:
         """Applies one step; `gradients` are aligned with the parameters and are scaled in place by min(1, max_norm /
         norm). None leaves its parameter alone: one that doesn't train.
         """
-        self.num_updates += 1
-        if self._adamw is None:
-            return
         scale = min(1.0, self._max_norm / (gradient_norm + 1e-6)) if self._max_norm > 0 else 1.0
         for param, gradient in zip(self._params, gradients, strict=True):
             param.grad = gradient if param.numel() else None
-        if scale < 1.0:
-            torch._foreach_mul_([p.grad for p in self._params if p.grad is not None], scale)
+        if scale < 1.0 and (given := [p.grad for p in self._params if p.grad is not None]):
+            torch._foreach_mul_(given, scale)
         for group in self._adamw.param_groups:
             group["lr"] = self._peak_lr * lr_factor
         self._adamw.step()
+        self.num_updates += 1
         for param in self._params:
             param.grad = None
 

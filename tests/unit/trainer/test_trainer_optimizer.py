@@ -13,13 +13,13 @@ LR, DECAY = 0.1, 0.1
 IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
 
 
-def _job(implementation: str) -> Job:
+def _job(implementation: str, max_norm: float = 0.0) -> Job:
     return parse_job(
         {
             "job": {"name": "optimizer", "storage": "memory://optimizer"},
             "model": {"preset": "tiny"},
             "data": {"train": "memory://optimizer/train"},
-            "training": {"seq_len": 8, "steps": 1, "global_batch_size": 1, "max_norm": 0.0},
+            "training": {"seq_len": 8, "steps": 1, "global_batch_size": 1, "max_norm": max_norm},
             "optimizer": {"lr": LR, "weight_decay": DECAY, "implementation": implementation},
         }
     )
@@ -31,8 +31,8 @@ def _held(name: str, rows: int) -> HeldTensor:
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_rank_that_holds_only_empty_pieces_updates_nothing_and_counts(implementation: str) -> None:
-    optimizer = Optimizer(_job(implementation), [_held("a", 0), _held("b", 0)])
-    optimizer.update([torch.ones(0, 3), None], 1.0, 1.0)
+    optimizer = Optimizer(_job(implementation, max_norm=1.0), [_held("a", 0), _held("b", 0)])
+    optimizer.update([torch.ones(0, 3), None], 2.0, 1.0)  # the other ranks' pieces give the norm
     assert optimizer.num_updates == 1
     optimizer.resume(5)
     assert optimizer.num_updates == 5
