@@ -108,6 +108,33 @@ def test_sleeping_rank_is_found_within_its_deadline_with_its_stack_and_recovered
     assert_proven(path, 6)
 
 
+def test_save_slower_than_a_step_may_be_is_waited_for(corpus: str, server: ForkServer, tmp_path: Path) -> None:
+    more = "[deadlines]\nstep_s = 3\n"
+    path = user_job(tmp_path, corpus, "CommitsSlowly", at_call=8, more=more)
+    run = run_here(path, server, "checkpoint.interval=1", "training.steps=3")
+    assert run.outcome is not None and run.outcome.ok and run.outcome.attempts == 1, run.tally.incidents
+    saved = [event.time_monotonic_s for event in run.of("committed")]
+    opened = [event.time_monotonic_s for event in run.of("opened")]
+    assert saved[0] - opened[0] > 8.0, "nothing was slow, so nothing is shown"
+    assert_proven(path, 3)
+
+
+def test_sleeping_rank_under_torchrun_is_told_with_its_stack_within_its_deadlines(corpus: str, tmp_path: Path) -> None:
+    more = "[deadlines]\nstep_s = 3\nstop_grace_s = 1000\n"
+    path = user_job(tmp_path, corpus, "Oversleeps", at_call=3, on_rank=1, more=more)
+    with torchrun(path, "checkpoint.interval=5") as command:
+        command.wait_for("progress step=2 ")
+        slept_s = time.monotonic()
+        command.wait_for("in doze_off")
+        assert time.monotonic() - slept_s < 20.0  # 6 s: its own deadline and that of the step before
+        finished = command.finish()
+        command.wait_until_nothing_lives()
+    assert finished.code == 1
+    assert "phalanx: hang of rank 1: in phase 'step' of step 3 for " in finished.err
+    for name in ("cluster.nproc", "deadlines.stop_grace_s"):
+        assert f"warning: {name} has no effect, because torchrun " in finished.err
+
+
 def test_non_finite_loss_is_left_out_counted_and_survived(corpus: str, server: ForkServer, tmp_path: Path) -> None:
     path = user_job(tmp_path, corpus, "Overflows", at_call=3, on_rank=1)
     run = run_here(path, server)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from phalanx.core.digest import BytesLike
 from phalanx.core.errors import PhalanxError
+from phalanx.objects.file import FileStore
 
 
 class Bigram(nn.Module):
@@ -70,6 +74,30 @@ class Oversleeps(Bigram):
         """The function whose name the stack must show."""
         threading.Event().wait(600)
         return logits
+
+
+class CommitsSlowly(Bigram):
+    """Rank 0 of the first attempt takes `at_call` seconds for the root of its first checkpoint."""
+
+    def __init__(self, vocab_size: int, at_call: int = 0) -> None:
+        super().__init__(vocab_size)
+        if os.environ.get("RANK") == "0" and not isinstance(FileStore.create, _SlowRoot):
+            FileStore.create = _SlowRoot(FileStore.create, at_call)  # type: ignore[method-assign,assignment]
+
+
+class _SlowRoot:
+    """`FileStore.create`, late once."""
+
+    def __init__(self, create: Callable[[FileStore, str, BytesLike], None], delay_s: float) -> None:
+        self._create, self._delay_s = create, delay_s
+
+    def __get__(self, store: FileStore, kind: type) -> Callable[[str, BytesLike], None]:
+        return functools.partial(self, store)
+
+    def __call__(self, store: FileStore, key: str, data: BytesLike) -> None:
+        if key.endswith("s00000001/manifest.json"):
+            threading.Event().wait(self._delay_s)
+        self._create(store, key, data)
 
 
 class Overflows(Bigram):

@@ -46,8 +46,8 @@ class ForkServer:
     """A process that has imported `preload` and forks ranks. A context manager; one gang at a time, many one after
     another.
 
-    environ: laid over this process's own, with defaults and forced variables as above. ready_deadline_s: for the imports, counted from the first
-    order. Start it from a thread that outlives it. Its messages go to this process's stderr.
+    environ: laid over this process's own, LOCAL_DEFAULTS and LOCAL_FORCED. ready_deadline_s: for the imports, counted
+    from the first order. Start it from a thread that outlives it. Its messages go to this process's stderr.
     """
 
     def __init__(

@@ -8,6 +8,7 @@ from phalanx.lineage.values import CheckpointRef, RecordsName
 
 JOB = "job.json"
 ATTEMPTS = "attempts/"
+JOURNAL = "journal/"
 
 _ATTEMPT = re.compile(r"attempts/([0-9]{8})\.json")
 _ENTRY = re.compile(r"journal/a([0-9]{8})/([0-9]{8})\.json")
@@ -38,7 +39,7 @@ def attempt_number(key: str) -> int | None:
 
 def journal(attempt: int) -> str:
     """Prefix of the journal entries that `attempt` wrote."""
-    return f"journal/a{number(attempt)}/"
+    return f"{JOURNAL}a{number(attempt)}/"
 
 
 def journal_entry(attempt: int, entry: int) -> str:

@@ -8,6 +8,7 @@ recognised by the object's bytes. Keys are in `keys`, the live rule in `chain`, 
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, Final
@@ -32,6 +33,7 @@ from phalanx.lineage.values import (
 )
 from phalanx.objects import ObjectExists, ObjectMissing, ObjectStore
 
+LOG = logging.getLogger(__name__)
 MAX_MANIFEST_BYTES: Final = 1 << 20
 
 
@@ -143,6 +145,24 @@ class Lineage:
                 keys.attempt(attempt), "names another journal of its ancestors than the one that is there"
             )
         return inherited + self._entries(attempt)
+
+    def all_journal_entries(self) -> Iterator[JournalEntry]:
+        """Every entry that any attempt wrote, live or not, each read once.
+
+        One that is damaged is left out, with a warning in the log, unless it is live: what a dead attempt left behind
+        must not hold up the living.
+        """
+        for info in self._store.list(keys.JOURNAL):
+            try:
+                entry = self._read(JournalEntry, info.key)
+                if keys.journal_entry(entry.attempt, entry.number) != info.key:
+                    raise DamagedObject(info.key, f"says that it is entry {entry.number} of attempt {entry.attempt}")
+            except DamagedObject as error:
+                if self._is_live_entry(info.key):
+                    raise
+                LOG.warning("left out, as it is not live: %s", error)
+            else:
+                yield entry
 
     def append_journal(
         self, attempt: int, kind: str, position: int, payload: Mapping[str, Any], *, request_id: str | None = None
@@ -334,6 +354,12 @@ class Lineage:
             numbers = self._numbers(keys.journal(attempt), keys.journal_entry_number)
             last = len(numbers)
         return tuple(self._entry(attempt, number) for number in range(1, last + 1))
+
+    def _is_live_entry(self, key: str) -> bool:
+        number = keys.journal_entry_number(key)
+        return number is not None and any(
+            link.has_entry(number) and key == keys.journal_entry(link.attempt.number, number) for link in self.chain()
+        )
 
     def _entry(self, attempt: int, number: int) -> JournalEntry:
         key = keys.journal_entry(attempt, number)

@@ -38,7 +38,7 @@ def build(job: Job) -> nn.Module:
     """The job's whole model on the default device, with whatever weights its class gives it."""
     if isinstance(job.model.args, dict):
         assert job.model.class_ is not None, "only a class has arguments of its own"
-        return _user_class(job.model.class_)(**job.model.args)
+        return user_class(job.model.class_)(**job.model.args)
     args = job.model.args
     if args.moe is not None:
         raise PhalanxError(
@@ -51,7 +51,8 @@ def build(job: Job) -> nn.Module:
     return Decoder(DecoderArgs.of(args))
 
 
-def _user_class(path: str) -> type[nn.Module]:
+def user_class(path: str) -> type[nn.Module]:
+    """The class that `[model] class` names. Raises PhalanxError where it cannot be imported or is no Module."""
     module_name, _, class_name = path.partition(":")
     try:
         found = getattr(importlib.import_module(module_name), class_name)

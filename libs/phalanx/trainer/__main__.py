@@ -8,15 +8,18 @@ import argparse
 import logging
 import os
 import sys
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.gang.context import torchrun_context
 from phalanx.spec import load_job
+from phalanx.spec.effects import without_effect
 from phalanx.trainer.figures import Figures
-from phalanx.trainer.preflight import prepare, to_arguments
+from phalanx.trainer.preflight import Prepared, prepare, to_arguments
 from phalanx.trainer.rank import run_rank
+from phalanx.trainer.watchdog import Watchdog
 
 
 def main() -> int:
@@ -28,14 +31,17 @@ def main() -> int:
     )
     options = parser.parse_args()
     try:
-        world_size = int(os.environ.get("WORLD_SIZE", "0"))
-        context = torchrun_context({}, _keep)
-        prepared = prepare(load_job(options.job, options.set), world_size)
+        watchdog = Watchdog(int(os.environ.get("RANK", "0")))
+        context = torchrun_context({}, watchdog.report)
+        prepared = prepare(load_job(options.job, options.set), context.world_size, is_first=context.rank == 0)
+        context = replace(context, arguments=to_arguments(prepared))
         if context.rank != 0:
-            run_rank(torchrun_context(to_arguments(prepared), _keep))
+            with watchdog:
+                run_rank(context)
         else:
-            with Figures(prepared.job) as figures:
-                run_rank(torchrun_context(to_arguments(prepared), partial(_tell, figures)))
+            _warn(prepared)
+            with Figures(prepared.job) as figures, watchdog:
+                run_rank(replace(context, report=partial(_tell, figures, watchdog)))
     except PhalanxError as error:
         sys.stderr.write(f"phalanx: {error}\n")
         return 2
@@ -45,18 +51,22 @@ def main() -> int:
     return 0
 
 
-def _tell(figures: Figures, kind: str, /, **fields: Any) -> None:
-    """One line for each event of rank 0 that a person may want to see; the same events feed the sinks."""
+def _warn(prepared: Prepared) -> None:
+    for warning in (*prepared.warnings, *without_effect(prepared.job, prepared.layout, under_torchrun=True)):
+        sys.stderr.write(f"warning: {warning}\n")
+
+
+def _tell(figures: Figures, watchdog: Watchdog, kind: str, /, **fields: Any) -> None:
+    """One line for each event of rank 0 that a person may want to see; the same events feed the sinks. Events of other
+    ranks are rank 0's too, or concern nobody.
+    """
+    watchdog.report(kind, **fields)
     figures.observe(kind, fields)
     if kind != "phase":
         shown = " ".join(
             f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}" for name, value in fields.items()
         )
         sys.stderr.write(f"{kind} {shown}\n")
-
-
-def _keep(kind: str, /, **fields: Any) -> None:
-    """Events of other ranks are rank 0's too, or concern nobody."""
 
 
 def _leave_at_once_on_failure() -> None:

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import hashlib
-from importlib import resources
+import logging
+import sys
+from collections.abc import Iterator
+from importlib import resources, util
 from importlib.resources.abc import Traversable
+from pathlib import Path
 
 ROOMS = ("core", "lineage", "models", "objects", "parallel", "snapshot", "spec", "stream", "trainer")
+MAX_USER_FILES, MAX_USER_BYTES = 2000, 64 << 20
+LOG = logging.getLogger(__name__)
 
 
-def code_digest() -> str:
-    """SHA-256 over names and bytes of all sources of the rooms that run inside a rank."""
+def code_digest(model_class: str | None = None) -> str:
+    """SHA-256 over names and bytes of all sources of the rooms that run inside a rank, and of the user's own.
+
+    model_class: `[model] class`, already imported. Its own code is every .py file of its top-level package, or of its
+    module alone where that is no package, or one of more than MAX_USER_FILES files or MAX_USER_BYTES bytes.
+    """
     import phalanx.core
 
     libs = resources.files(phalanx.core).joinpath("..")
     digest = hashlib.sha256()
     for room in ROOMS:
         _add(digest, libs.joinpath(room), room)
+    for name, path in _user_files(model_class.partition(":")[0]) if model_class else ():
+        _add_file(digest, f"user/{name}", path.read_bytes())
     return f"sha256:{digest.hexdigest()}"
 
 
@@ -26,6 +38,32 @@ def _add(digest: hashlib._Hash, folder: Traversable, name: str) -> None:
         if entry.is_dir() and entry.name != "__pycache__":
             _add(digest, entry, path)
         elif entry.name.endswith((".py", ".toml")):
-            data = entry.read_bytes()
-            digest.update(f"{path}\0{len(data)}\0".encode())
-            digest.update(data)
+            _add_file(digest, path, entry.read_bytes())
+
+
+def _add_file(digest: hashlib._Hash, name: str, data: bytes) -> None:
+    digest.update(f"{name}\0{len(data)}\0".encode())
+    digest.update(data)
+
+
+def _user_files(module: str) -> list[tuple[str, Path]]:
+    """Names below the import path, which don't depend on where it lies, and files."""
+    top = module.partition(".")[0]
+    spec = util.find_spec(top)
+    if spec is not None and spec.submodule_search_locations is not None:
+        files = list(_files_of(top, [Path(place) for place in spec.submodule_search_locations]))
+        num_bytes = sum(path.stat().st_size for _, path in files)
+        if len(files) <= MAX_USER_FILES and num_bytes <= MAX_USER_BYTES:
+            return files
+        LOG.warning("package %s is large: the code digest covers its module %s alone", top, module)
+    source = getattr(sys.modules.get(module), "__file__", None)
+    if source is None:
+        LOG.warning("module %s has no file: the code digest does not cover it", module)
+        return []
+    return [(module, Path(source))]
+
+
+def _files_of(top: str, places: list[Path]) -> Iterator[tuple[str, Path]]:
+    for place in places:
+        for path in sorted(place.rglob("*.py")):
+            yield f"{top}/{path.relative_to(place).as_posix()}", path

@@ -80,7 +80,7 @@ def run_job(
         start,
         budget,
         on_event,
-        stop_grace_s=job.deadlines.stop_grace_s,
+        stop_grace_s=job.deadlines.grace_s,
         deadlines_off=debug_rank is not None,
         stop=stop,
     )

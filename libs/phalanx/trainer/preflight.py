@@ -7,20 +7,21 @@ JSON.
 
 from __future__ import annotations
 
-import importlib
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from phalanx.core.digest import digest_of
+from phalanx.core.digest import canonical_json, digest_of, xxh3
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage import JobRecord, Lineage
+from phalanx.lineage import CheckpointRef, JobRecord, Lineage, ObjectRef, RecordsName, keys
+from phalanx.lineage.store import MAX_MANIFEST_BYTES
 from phalanx.spec import Job, Layout, parse_job
 from phalanx.spec.job import plain
 from phalanx.stream.manifest import Split, open_split, refuse_held_out
 from phalanx.trainer.code import code_digest
 from phalanx.trainer.places import job_store, store_at
+from phalanx.trainer.promise import warnings_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,27 +33,33 @@ class Prepared:
     identity_digest: str
     placement_digest: str
     code_digest: str
+    warnings: tuple[str, ...] = ()
 
 
-def prepare(job: Job, world_size: int) -> Prepared:
-    """Checks everything and creates the job in storage, or continues the one that is there.
+def prepare(job: Job, world_size: int, *, is_first: bool = True) -> Prepared:
+    """Checks everything and creates the job in storage, or continues the one that is there. `warnings`: what is true of
+    the storage and must be told.
 
+    is_first: where several processes prepare one job, one of them alone tries the storage.
     Raises PhalanxError (or Problems) for whatever the user must change, StoreError where storage does not answer.
     """
     layout = job.layout(world_size)
     _check_built(job, layout)
+    _check_manifest_fits(layout)
     split = _training_split(job)
     _check_held_out(job, split)
     _check_vocabulary(job, split)
     _check_model_class(job)
     identity_digest = job.identity_digest({"train": split.digest})
+    warnings = warnings_of(job_store(job)) if is_first else ()
     _create_job(job, identity_digest, split)
     return Prepared(
         job=job,
         layout=layout,
         identity_digest=identity_digest,
         placement_digest=digest_of(job.placement(world_size)),
-        code_digest=code_digest(),
+        code_digest=code_digest(job.model.class_),
+        warnings=warnings,
     )
 
 
@@ -159,27 +166,33 @@ def _check_built(job: Job, layout: Layout) -> None:
             )
 
 
-def _check_model_class(job: Job) -> None:
-    name = job.model.class_
-    if name is None:
-        return
-    module_name, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), attribute, None)
-    except ImportError as error:
+def _check_manifest_fits(layout: Layout) -> None:
+    """Refuses a world whose checkpoint root would not fit its one put, before anything is trained."""
+    ref = CheckpointRef(1, 1)
+    part = ObjectRef(keys.part(ref, 0), 10**6, xxh3(b""))
+    record = ObjectRef(keys.records(RecordsName(1, 0, 1, 1)), 10**6, xxh3(b""))
+    part_bytes, record_bytes = (len(canonical_json(asdict(each))) + 1 for each in (part, record))
+    num_bytes = layout.world_size * part_bytes + layout.dp * record_bytes
+    if num_bytes >= MAX_MANIFEST_BYTES:
         raise PhalanxError(
-            "model.class",
-            value=name,
-            expected="an importable package.module:Class",
-            remedy=f"install it or fix the name ({error})",
-        ) from error
-    if not isinstance(found, type):
-        raise PhalanxError(
-            "model.class",
-            value=name,
-            expected=f"a class in {module_name}",
-            remedy=f"{module_name} has no class {attribute!r}",
+            "number of ranks",
+            value=layout.world_size,
+            expected=f"fewer: a checkpoint's root names a part of every rank and the records of each of {layout.dp} "
+            f"data-parallel ranks, which are {num_bytes:,} bytes here and must stay under {MAX_MANIFEST_BYTES:,}",
+            remedy="train on about 7,000 ranks at most, or on fewer with less data parallelism",
         )
+
+
+def _check_model_class(job: Job) -> None:
+    """By the rule of `parallel.build`, told with the key that names the class."""
+    if job.model.class_ is None:
+        return
+    from phalanx.parallel.build import user_class
+
+    try:
+        user_class(job.model.class_)
+    except PhalanxError as error:
+        raise PhalanxError("model.class", value=error.value, expected=error.expected, remedy=error.remedy) from error
 
 
 def to_arguments(prepared: Prepared) -> dict[str, Any]:
@@ -190,4 +203,5 @@ def to_arguments(prepared: Prepared) -> dict[str, Any]:
 def from_arguments(arguments: Mapping[str, Any]) -> Prepared:
     """The inverse of `to_arguments`."""
     fields = {name: arguments[name] for name in Prepared.__dataclass_fields__}
-    return Prepared(**{**fields, "job": parse_job(arguments["job"]), "layout": Layout(**arguments["layout"])})
+    fields |= {"job": parse_job(arguments["job"]), "layout": Layout(**arguments["layout"])}
+    return Prepared(**{**fields, "warnings": tuple(arguments["warnings"])})

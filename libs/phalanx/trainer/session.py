@@ -4,12 +4,15 @@ and the opening.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 
 from phalanx.core.box import HeldTensor
+from phalanx.core.errors import OutsideError
 from phalanx.lineage import DamagedObject, Lineage, LoaderState, Manifest
 from phalanx.objects import ObjectStore
 from phalanx.parallel import Mesh, ParallelModel, build_mesh, multiple_of, parameter_names
@@ -27,6 +30,8 @@ from phalanx.trainer.places import order_of, store_at
 from phalanx.trainer.preflight import Prepared
 from phalanx.trainer.recorder import Recorder
 from phalanx.trainer.saver import Saver, Stamp
+
+LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -88,6 +93,7 @@ def build_session(
     """Opens the attempt and builds the rank; the model holds initial weights, or those of the parent checkpoint."""
     job, layout = prepared.job, prepared.layout
     opening = control.open()
+    require_one_attempt(opening.attempt, device)
     parent = opening.parent
     start_step = parent.step if parent is not None else 0
     report("opened", attempt=opening.attempt, step=start_step)
@@ -96,7 +102,7 @@ def build_session(
     optimizer = Optimizer(job, model.parameters())
     if parent is not None:
         phases.enter("restore", start_step)
-        _restore(parent, control, store, job, model, optimizer)
+        _restore(parent, control, store, job, model, optimizer, report)
     shape = _batch_shape(prepared, mesh)
     is_first = rank == 0
     recorder = Recorder(
@@ -169,8 +175,25 @@ def _evaluator(prepared: Prepared, model: ParallelModel, shape: BatchShape, devi
     return Evaluator(model, reader_of(prepared, job.data.held_out), evaluation, device)
 
 
+def require_one_attempt(attempt: int, device: torch.device) -> None:
+    """All ranks call this together. Raises OutsideError where they hold different attempts: a store that outlived an
+    earlier gang gave some of them its answers.
+    """
+    ends = torch.tensor([attempt, -attempt], device=device)
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    newest, oldest = int(ends[0]), -int(ends[1])
+    if newest != oldest:
+        raise OutsideError(f"the ranks hold attempts {oldest} to {newest}; the launcher must start all of them anew")
+
+
 def _restore(
-    parent: Manifest, control: Control, store: ObjectStore, job: Job, model: ParallelModel, optimizer: Optimizer
+    parent: Manifest,
+    control: Control,
+    store: ObjectStore,
+    job: Job,
+    model: ParallelModel,
+    optimizer: Optimizer,
+    report: Callable[..., None],
 ) -> None:
     """Fills model and optimizer in place; a tensor that is missing, extra or of another shape is an error."""
     names = parameter_names(job)
@@ -179,9 +202,18 @@ def _restore(
     try:
         restore(store, parent, state_of(model, optimizer), all_names=all_names)
     except DamagedObject as error:
-        control.refuse_parent(parent, str(error))
+        tell_damage(parent, error, control, report)
         raise
     optimizer.resume(int(parent.schedule["num_updates"]))
+
+
+def tell_damage(parent: Manifest, damage: DamagedObject, control: Control, report: Callable[..., None]) -> None:
+    """Reports the damage, then has it remembered; storage that fails meanwhile must not be told in its place."""
+    report("damage", checkpoint=str(parent.ref), why=str(damage))
+    try:
+        control.refuse_parent(parent, str(damage))
+    except OutsideError as error:
+        LOG.warning("damage of %s is not in the journal, so the next attempt finds it anew: %s", parent.ref, error)
 
 
 def loader_state(session: Session) -> LoaderState:

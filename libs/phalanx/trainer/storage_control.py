@@ -57,7 +57,8 @@ class StorageControl:
     ) -> None:
         self._lineage, self._store, self._exchange, self._proposal = lineage, store, exchange, proposal
         self._rank, self._world_size, self._deadline_s, self._report = rank, world_size, deadline_s, report
-        self._orders = Orders.NONE
+        self._is_stopped = False
+        self._num_checkpoint_orders = self._num_checkpoints_taken = 0
         self._attempt = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
@@ -130,13 +131,19 @@ class StorageControl:
         self.give(ORDER_SIGNALS[signal.Signals(number)])
 
     def give(self, order: Orders) -> None:
-        """Adds an order; it takes effect at the next step boundary."""
-        self._orders |= order
+        """Adds an order; it takes effect at the next step boundary. Safe in a signal handler: what this writes, nothing
+        else does.
+        """
+        if Orders.STOP in order:
+            self._is_stopped = True
+        if Orders.CHECKPOINT in order:
+            self._num_checkpoint_orders += 1
 
     def orders(self) -> Orders:
         """See `Control.orders`. STOP stays: a rank that was told to stop goes on saying so."""
-        orders, self._orders = self._orders, self._orders & Orders.STOP
-        return orders
+        taken, self._num_checkpoints_taken = self._num_checkpoints_taken, self._num_checkpoint_orders
+        checkpoint = Orders.CHECKPOINT if self._num_checkpoints_taken > taken else Orders.NONE
+        return checkpoint | (Orders.STOP if self._is_stopped else Orders.NONE)
 
     def commit(self, manifest: Manifest) -> Commit:
         """See `Control.commit`."""
@@ -184,10 +191,9 @@ def damaged_checkpoints(lineage: Lineage) -> frozenset[CheckpointRef]:
     """Checkpoints that some attempt, live or not, could not restore from; a new attempt must not name them as its
     parent.
     """
-    entries = (entry for attempt in lineage.attempts() for entry in lineage.journal(attempt.number))
     return frozenset(
         CheckpointRef(entry.payload["attempt"], entry.payload["step"])
-        for entry in entries
+        for entry in lineage.all_journal_entries()
         if entry.kind == DAMAGED_CHECKPOINT_KIND
     )
 

@@ -17,6 +17,10 @@ def echo(context: RankContext) -> None:
     context.report("result", rank=context.rank, arguments=dict(context.arguments), environ=os.environ.get("GREETING"))
 
 
+def tell_environ(context: RankContext) -> None:
+    context.report("result", environ=dict(os.environ))
+
+
 def long_report(context: RankContext) -> None:
     context.report("result", text="x" * context.arguments["num_bytes"], rank=context.rank)
 
@@ -112,6 +116,33 @@ def nap_in_collectives_place(context: RankContext) -> None:
     if context.rank == context.arguments["sleeper"]:
         a_long_nap()
     dist.all_reduce(torch.ones(1))
+
+
+def save_slowly(context: RankContext) -> None:
+    """Rank 0 saves for longer than a step may take, while the others wait for it in the next step."""
+    import torch
+    import torch.distributed as dist
+
+    context.report("phase", name="init", step=0, deadline_s=60)
+    init_process_group(context, 120)
+    dist.all_reduce(torch.ones(1))
+    context.report("phase", name="save", step=1, deadline_s=60)
+    if context.rank == 0:
+        time.sleep(context.arguments["save_s"])
+    context.report("phase", name="step", step=2, deadline_s=context.arguments["step_s"])
+    time.sleep(context.arguments["step_s"] / 2)
+    dist.all_reduce(torch.ones(1))
+
+
+def differing_attempts(context: RankContext) -> None:
+    import torch
+
+    from phalanx.trainer.session import require_one_attempt
+
+    init_process_group(context, 60)
+    device = torch.device("cpu")
+    require_one_attempt(3, device)
+    require_one_attempt(3 if context.rank else 4, device)
 
 
 def mismatch(context: RankContext) -> None:

@@ -43,7 +43,7 @@ def test_gang_threads_are_the_users_choice_and_its_network_is_this_host(monkeypa
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib0")
-    with ForkServer((), {"PYTHONPATH": str(HERE)}) as server:
+    with ForkServer((), {"PYTHONPATH": str(Path(__file__).parent)}) as server:
         (result,) = run_gang(server, 1, "gang_entries:tell_environ")
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GLOO_SOCKET_IFNAME")
     assert [result["environ"][name] for name in names] == ["3", "1", "lo"]

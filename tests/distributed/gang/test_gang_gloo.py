@@ -86,6 +86,23 @@ def test_supervise_rank_asleep_in_a_collectives_place_is_a_hang_with_its_stack(f
     assert {death.signal for death in outcome.exits} == {signal.SIGKILL}
 
 
+def test_supervise_save_longer_than_a_step_is_no_hang_of_the_ranks_that_wait_for_it(fork_server, tmp_path):
+    arguments = {"save_s": 4.0, "step_s": 2.0}
+
+    def start(number):
+        return fork_server.start(GangOrder(2, "gang_entries:save_slowly", tmp_path, arguments))
+
+    outcome = supervise(start, Budget(1), lambda event: None)
+    assert outcome.ok, outcome.first_cause
+
+
+def test_ranks_that_hold_different_attempts_end(fork_server, tmp_path):
+    gang = fork_server.start(GangOrder(2, "gang_entries:differing_attempts", tmp_path))
+    assert list(gang.events(60.0)) and gang.over
+    cause = gang.outcome().first_cause
+    assert cause.kind == "storage" and "attempts 3 to 4" in cause.message
+
+
 def test_supervise_deadlines_off_lets_a_slow_phase_be(fork_server, tmp_path):
     arguments = {"sleeper": -1, "deadline_s": 0.0}
 

@@ -151,6 +151,37 @@ def test_journal_whose_ancestors_entry_was_replaced_is_refused():
         lineage.journal(2)
 
 
+def test_all_journal_entries_of_dead_attempts_come_and_their_damage_is_passed_over(caplog):
+    store = memory_store()
+    lineage = Lineage(store)
+    open_next(lineage)
+    commit(lineage, 1, 5)
+    live = lineage.append_journal(1, "note", 1, {"of": 1})
+    open_next(lineage)  # inherits entry 1 of attempt 1
+    dead = [lineage.append_journal(2, "note", 1, {"of": 2, "n": n}) for n in (1, 2)]
+    dead.append(lineage.append_journal(1, "note", 1, {"too": "late"}))  # attempt 2 was opened before it
+    open_next(lineage)  # parent (1, 5) again, as attempt 2 committed nothing
+    assert [entry.payload for entry in lineage.all_journal_entries()] == [
+        {"of": 1},
+        {"too": "late"},
+        {"of": 2, "n": 1},
+        {"of": 2, "n": 2},
+    ]
+    for entry in dead:
+        spoil(store, keys.journal_entry(entry.attempt, entry.number))
+    assert list(lineage.all_journal_entries()) == [live]
+    assert "journal/a00000002/00000002.json" in caplog.text
+    spoil(store, keys.journal_entry(live.attempt, live.number))
+    with pytest.raises(DamagedObject, match=r"journal/a00000001/00000001\.json"):
+        list(lineage.all_journal_entries())
+
+
+def spoil(store, key: str) -> None:
+    data = store.read(key)
+    store.delete(key)
+    store.create(key, data[:-2])
+
+
 def test_every_write_whose_reply_was_lost_is_recognised_as_done():
     store = memory_store()
     lineage = Lineage(LostReplyStore(store))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
@@ -14,7 +15,7 @@ import pytest
 from phalanx.core.errors import PhalanxError
 from phalanx.spec import Job, parse_job
 from phalanx.trainer.code import code_digest
-from phalanx.trainer.preflight import Prepared, from_arguments, prepare, to_arguments
+from phalanx.trainer.preflight import Prepared, _check_model_class, from_arguments, prepare, to_arguments
 
 TABLES: dict[str, dict[str, Any]] = {
     "job": {"name": "preflight", "storage": "memory://preflight"},
@@ -84,6 +85,53 @@ def test_code_digest_is_the_same_in_another_process() -> None:
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
     assert told.stdout.strip() == code_digest() == code_digest()
     assert re.fullmatch(r"sha256:[0-9a-f]{64}", code_digest())
+
+
+@pytest.mark.parametrize("is_package", [True, False])
+def test_code_digest_covers_the_users_own_code(
+    is_package: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"own_code_{'package' if is_package else 'module'}"
+    helper = tmp_path / name / "helper.py" if is_package else tmp_path / f"{name}.py"
+    helper.parent.mkdir(exist_ok=True)
+    if is_package:
+        (tmp_path / name / "__init__.py").touch()
+    helper.write_text("width = 1\n")
+    importlib.import_module(name)
+    class_ = f"{name}:Model"
+    first = code_digest(class_)
+    assert first == code_digest(class_) != code_digest()
+    helper.write_text("width = 2\n")
+    assert code_digest(class_) != first
+
+
+def test_code_digest_of_a_large_package_covers_the_module_alone(caplog: pytest.LogCaptureFixture) -> None:
+    import torch.nn
+
+    assert torch.nn.Linear is not None
+    assert code_digest("torch.nn:Linear") != code_digest("torch.fx:Graph")
+    assert "package torch is large" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("class_", "told"),
+    [("json:JSONDecoder", "torch.nn.Module"), ("json:dumps", "torch.nn.Module"), ("json:X", "importable")],
+)
+def test_prepare_refuses_a_class_that_is_no_module(class_: str, told: str) -> None:
+    job = parse_job({**TABLES, "model": {"class": class_, "args": {}}})
+    with pytest.raises(PhalanxError, match=rf"model\.class is '{class_}': expected .*{told}"):
+        _check_model_class(job)
+
+
+@pytest.mark.parametrize("layout", [{"tp": 8}, {"tp": 8, "pp": 4, "schedule": "1f1b"}])
+def test_prepare_refuses_a_world_whose_manifest_does_not_fit(layout: dict[str, Any]) -> None:
+    tables = {**TABLES, "model": {"preset": "tiny", "args": {"n_heads": 8, "n_kv_heads": 8, "n_layers": 8}}}
+    job = parse_job({**tables, "parallel": layout, "training": {**TABLES["training"], "global_batch_size": 4096}})
+    with pytest.raises(PhalanxError, match=r"number of ranks is 16384: expected fewer: .*1,048,576"):
+        prepare(job, 16384)
+    with pytest.raises(PhalanxError, match=r"data\.train"):
+        prepare(job, 4096)
 
 
 def test_preflight_loads_no_torch() -> None:

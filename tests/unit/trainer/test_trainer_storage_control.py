@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
+import sys
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -11,11 +14,13 @@ from torch.distributed import HashStore
 
 from phalanx.core.digest import sha256
 from phalanx.core.errors import OutsideError
-from phalanx.lineage import CheckpointRef, JournalEntry, Lineage, LoaderState, Manifest
-from phalanx.objects import ObjectStore, open_store
+from phalanx.lineage import CheckpointRef, DamagedObject, JournalEntry, Lineage, LoaderState, Manifest
+from phalanx.objects import ObjectStore, StoreError, open_store
+from phalanx.objects.faults import FaultyStore, fail_before, on
 from phalanx.snapshot import IncompleteCheckpoint
 from phalanx.trainer.control import Orders
 from phalanx.trainer.exchange import Exchange
+from phalanx.trainer.session import tell_damage
 from phalanx.trainer.storage_control import (
     HORIZON_STEPS,
     Proposal,
@@ -93,6 +98,31 @@ def test_refused_parent_is_avoided_by_every_later_attempt(store: ObjectStore) ->
         assert opening.attempt == attempt and opening.parent is not None and opening.parent.ref == CheckpointRef(1, 2)
 
 
+def test_damage_is_told_and_outlives_a_journal_that_cannot_be_written(store: ObjectStore) -> None:
+    control_of(store).open()
+    Lineage(store).commit(manifest(1, 4))
+    gone = FaultyStore(store, [fail_before(on("create", "journal/"), StoreError("the store is gone"))])
+    failing = control_of(gone)
+    opening = failing.open()
+    assert opening.parent is not None
+    reports: list[tuple[str, dict[str, Any]]] = []
+    damage = DamagedObject("a00000001/s00000004/parts/00000000.json", "is missing")
+    tell_damage(opening.parent, damage, failing, lambda kind, **fields: reports.append((kind, fields)))
+    assert reports == [("damage", {"checkpoint": "attempt 1 step 4", "why": str(damage)})]
+    assert any(call.operation == "create" and "journal/" in call.key for call in gone.calls)
+
+
+def test_damaged_checkpoints_cost_one_listing_and_one_read_an_entry(store: ObjectStore) -> None:
+    for _ in range(5):
+        control_of(store).open()
+    lineage = Lineage(store)
+    lineage.append_journal(2, "damaged_checkpoint", 8, {"attempt": 1, "step": 1, "why": ""})
+    lineage.append_journal(4, "skip", 8, {"num_windows": 8})
+    watched = FaultyStore(store)
+    assert damaged_checkpoints(Lineage(watched)) == {CheckpointRef(1, 1)}
+    assert [call.operation for call in watched.calls] == ["list", "read", "read"]
+
+
 def test_damaged_root_is_told_and_stepped_over(store: ObjectStore) -> None:
     control_of(store).open()
     Lineage(store).commit(manifest(1, 2))
@@ -135,6 +165,36 @@ def test_orders_are_taken_once_but_a_stop_stays(store: ObjectStore) -> None:
     control.give(Orders.CHECKPOINT)
     assert control.orders() == Orders.STOP | Orders.CHECKPOINT
     assert control.orders() == control.orders() == Orders.STOP
+
+
+def test_stop_between_any_two_operations_of_orders_is_never_lost(store: ObjectStore) -> None:
+    for at in itertools.count(1):
+        control = control_of(store)
+        control.give(Orders.CHECKPOINT)
+        taken, num_operations = interrupted_orders(control, at)
+        if num_operations < at:
+            break
+        assert Orders.CHECKPOINT in taken and Orders.STOP in control.orders(), f"lost at operation {at}"
+    assert at > 10
+
+
+def interrupted_orders(control: StorageControl, at: int) -> tuple[Orders, int]:
+    """What `orders` gives when a stop comes before its interpreter's operation number `at`; how many it has."""
+    num_operations = 0
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal num_operations
+        frame.f_trace_opcodes = True
+        num_operations += event == "opcode"
+        if event == "opcode" and num_operations == at:
+            control.give(Orders.STOP)
+        return trace
+
+    sys.settrace(trace)
+    try:
+        return control.orders(), num_operations
+    finally:
+        sys.settrace(None)
 
 
 @pytest.mark.parametrize(
