@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from phalanx.cli.config import AsJson, Overrides
+from phalanx.cli.output import print_facts, print_json, print_table
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -29,10 +30,6 @@ class ExportDtype(StrEnum):
 _group = typer.Typer(no_args_is_help=True, help="List, show, verify and export checkpoints.")
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Job file, or URL of a job's root (.../projects/P/jobs/NAME).")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the job file.")
-]
 
 
 def register(app: typer.Typer) -> None:
@@ -44,7 +41,7 @@ def register(app: typer.Typer) -> None:
 def list_checkpoints(
     job: Job,
     show_all: Annotated[bool, typer.Option("--all", help="Also those that are not live, and why.")] = False,
-    as_json: Json = False,
+    as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
     """List the live checkpoints of a job, oldest first."""
@@ -53,20 +50,20 @@ def list_checkpoints(
 
     rows = checkpoint_rows(find_job(job, overrides or ()).store, dead=show_all)
     if as_json:
-        _print_json({"checkpoints": [dataclasses.asdict(row) for row in rows]})
+        print_json({"checkpoints": [dataclasses.asdict(row) for row in rows]})
         return
     table = [
         (str(row.attempt), str(row.step), str(row.world_size or "?"), _size(row.num_bytes), row.why_dead or "live")
         for row in rows
     ]
-    _print_table("checkpoints", ("attempt", "step", "ranks", "size", "state"), table)
+    print_table(("attempt", "step", "ranks", "size", "state"), table, "checkpoints")
 
 
 @_group.command("show")
 def show(
     job: Job,
     step: Annotated[str, typer.Argument(metavar="STEP", help="Step of a live checkpoint, or `latest`.")] = "latest",
-    as_json: Json = False,
+    as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
     """Show a checkpoint: its tensors with shapes and sizes, and where it comes from."""
@@ -93,16 +90,11 @@ def show(
     }
     if as_json:
         lineage_rows = [{"attempt": parent.attempt, "step": parent.step} for parent in parents]
-        _print_json({**facts, "parents": lineage_rows, "tensors": [dataclasses.asdict(row) for row in rows]})
+        print_json({**facts, "parents": lineage_rows, "tensors": [dataclasses.asdict(row) for row in rows]})
         return
-    parents_text = ", ".join(map(str, parents)) or "none: the beginning"
-    _print_table(
-        "checkpoint",
-        ("what", "value"),
-        [*((name, str(value)) for name, value in facts.items()), ("parents", parents_text)],
-    )
-    table = [(row.name, row.dtype, str(list(row.shape)), _size(row.num_bytes), str(row.num_boxes)) for row in rows]
-    _print_table("tensors", ("name", "type", "shape", "size", "boxes"), table)
+    print_facts({**facts, "parents": parents or "none: the beginning"}, "checkpoint")
+    table = [(row.name, row.dtype, str(list(row.shape)), _size(row.num_bytes), row.num_boxes) for row in rows]
+    print_table(("name", "type", "shape", "size", "boxes"), table, "tensors")
 
 
 @_group.command("verify")
@@ -111,7 +103,7 @@ def verify_checkpoints(
     step: Annotated[
         str | None, typer.Argument(metavar="STEP", help="Step, or `latest`; all live checkpoints if left out.")
     ] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
     """Read checkpoints again and check every digest; exit 1 where anything is damaged."""
@@ -125,15 +117,13 @@ def verify_checkpoints(
         for ref, damages in found.items()
     ]
     if as_json:
-        _print_json({"checkpoints": rows, "ok": not any(found.values())})
+        print_json({"checkpoints": rows, "ok": not any(found.values())})
     else:
         table = [
-            (str(ref), damage.key, damage.what, ", ".join(damage.tensors))
-            for ref, damages in found.items()
-            for damage in damages
+            (str(ref), damage.key, damage.what, damage.tensors) for ref, damages in found.items() for damage in damages
         ]
-        whole = [(str(ref), "", "whole", "") for ref, damages in found.items() if not damages]
-        _print_table("verified", ("checkpoint", "object", "finding", "tensors"), [*table, *whole])
+        whole = [(str(ref), "", "whole", ()) for ref, damages in found.items() if not damages]
+        print_table(("checkpoint", "object", "finding", "tensors"), [*table, *whole], "verified")
     if any(found.values()):
         raise typer.Exit(1)
 
@@ -147,7 +137,7 @@ def export_checkpoint(
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="tokenizer.json; by default the one beside the training data.")
     ] = None,
-    as_json: Json = False,
+    as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
     """Export a checkpoint as a Hugging Face model folder that transformers opens."""
@@ -170,9 +160,9 @@ def export_checkpoint(
         )
     facts = {"attempt": manifest.attempt, "step": manifest.step, **dataclasses.asdict(report)}
     if as_json:
-        _print_json(facts)
+        print_json(facts)
     else:
-        _print_table("exported", ("what", "value"), [(name, str(value)) for name, value in facts.items()])
+        print_facts(facts, "exported")
 
 
 def _verify_one(store: ObjectStore, ref: CheckpointRef, *, quiet: bool) -> tuple[Damage, ...]:
@@ -196,23 +186,6 @@ def _progress(*, quiet: bool) -> Progress:
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     return Progress(*columns, console=Console(stderr=True), disable=quiet)
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    typer.echo(json.dumps(value, indent=2))
-
-
-def _print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*map(Text, row))
-    Console().print(table)
 
 
 def _size(num_bytes: int) -> str:

@@ -3,13 +3,13 @@ run."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from phalanx.cli.output import print_json
 from phalanx.core.errors import PhalanxError, Problems
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).", show_default=False)]
@@ -44,7 +44,10 @@ def show(
     tables = apply_overrides(read_toml(job_file), overrides or ())
     job = parse_job(tables, where=str(job_file))
     shown = plain(job) if resolved else tables
-    typer.echo(json.dumps(shown, indent=2) if as_json else toml_text(shown), nl=as_json)
+    if as_json:
+        print_json(shown)
+    else:
+        typer.echo(toml_text(shown), nl=False)
 
 
 def check(job_file: JobFile, overrides: Overrides = None, world: World = None, as_json: AsJson = False) -> None:
@@ -58,14 +61,13 @@ def check(job_file: JobFile, overrides: Overrides = None, world: World = None, a
     except PhalanxError as error:
         if not as_json:
             raise
-        typer.echo(json.dumps({"ok": False, "problems": _as_rows(error)}, indent=2))
+        print_json({"ok": False, "problems": _as_rows(error)})
         raise typer.Exit(2) from None
     world_size = world or job.cluster.world_size
     layout = job.layout(world_size)
     warnings = without_effect(job, layout)
     if as_json:
-        found = {"ok": True, "world_size": world_size, "layout": asdict(layout), "warnings": warnings}
-        typer.echo(json.dumps(found, indent=2))
+        print_json({"ok": True, "world_size": world_size, "layout": asdict(layout), "warnings": warnings})
         return
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)

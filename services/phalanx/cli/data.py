@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.config import AsJson, JobFile, Overrides
-from phalanx.cli.output import print_json
+from phalanx.cli.output import print_json, print_table
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from phalanx.data.prepare import PrepareReport
     from phalanx.data.tracing import Tracer
@@ -80,7 +80,8 @@ def ls(url: Url, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"url": url, "splits": rows})
     else:
-        _print_table(["path", "name", "is_held_out", "shards", "documents", "tokens", "bytes", "digest"], rows)
+        columns = ("path", "name", "is_held_out", "shards", "documents", "tokens", "bytes", "digest")
+        print_table(columns, ([row[column] for column in columns] for row in rows))
 
 
 def show(url: Url, as_json: AsJson = False) -> None:
@@ -188,7 +189,7 @@ def trace(
     if as_json:
         print_json(subject)
     else:
-        _print_table(list(rows[0]), rows)
+        print_table(list(rows[0]), (list(row.values()) for row in rows))
 
 
 def _tracer(job_file: Path, overrides: Sequence[str]) -> Tracer:
@@ -202,19 +203,3 @@ def _tracer(job_file: Path, overrides: Sequence[str]) -> Tracer:
     store = store_at(job, job.data.train)
     split = open_split(store, job.data.train_digest)
     return Tracer(store, split, order_of(job, store, split), job.training.global_batch_size)
-
-
-def _print_table(columns: Sequence[str], rows: Iterable[dict[str, Any]]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(*columns, box=None, pad_edge=False)
-    for row in rows:
-        table.add_row(*(_cell(row[column]) for column in columns))
-    Console(soft_wrap=True).print(table)
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, bool) or not isinstance(value, int | tuple):
-        return str(value)
-    return f"{value:,}" if isinstance(value, int) else ", ".join(map(str, value))

@@ -11,8 +11,8 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 
+from phalanx.cli.output import print_table
 from phalanx.data.prepare import Phase, PrepareReport, Progress
 
 _TITLES = {Phase.TOKENIZER: "train tokenizer", Phase.SHARDS: "write shards"}
@@ -58,12 +58,12 @@ class PrepareDisplay:
 
 def print_report(console: Console, report: PrepareReport) -> None:
     """Prints the splits and the counts of what was dropped or mended."""
-    table = Table("split", "shards", "documents", "tokens", "bytes", "digest", box=None, pad_edge=False)
-    for split in (report.train, report.held_out):
-        if split is not None:
-            numbers = (split.num_shards, split.num_documents, split.num_tokens, split.num_bytes)
-            table.add_row(split.name, *(f"{number:,}" for number in numbers), split.digest)
-    console.print(table, soft_wrap=True)
+    rows = [
+        (split.name, split.num_shards, split.num_documents, split.num_tokens, split.num_bytes, split.digest)
+        for split in (report.train, report.held_out)
+        if split is not None
+    ]
+    print_table(("split", "shards", "documents", "tokens", "bytes", "digest"), rows, console=console)
     console.print(
         f"vocabulary {report.vocab_size:,}; read {report.documents_read:,} documents, {report.bytes_read:,} bytes"
     )

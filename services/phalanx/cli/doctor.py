@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
-import sys
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from phalanx.cli.output import print_facts, print_json, print_table
 
+if TYPE_CHECKING:
     from phalanx.objects.probe import ProbeReport
 
 VERDICTS = {
@@ -82,7 +80,7 @@ def doctor(
 
         report = probe(open_store(storage, StorageSettings(endpoint, region, profile=profile), deadline_s))
     if as_json:
-        sys.stdout.write(json.dumps(_as_json(facts, report)) + "\n")
+        print_json(_as_json(facts, report))
     else:
         _show(facts, report)
     if report is not None and report.promise != "full":
@@ -95,40 +93,29 @@ def _as_json(facts: MachineFacts, report: ProbeReport | None) -> dict[str, objec
 
 
 def _show(facts: MachineFacts, report: ProbeReport | None) -> None:
-    from rich.console import Console
-
-    console = Console()
-    console.print(_machine_table(facts))
+    print_facts(_machine_rows(facts), "this machine")
     if report is not None:
-        console.print(_probe_table(report))
-        console.print(VERDICTS[report.promise], style="green" if report.promise == "full" else "red", markup=False)
+        print_table(("", "works", "seen"), _probe_rows(report), report.url)
+        typer.secho(VERDICTS[report.promise], fg="green" if report.promise == "full" else "red")
 
 
-def _machine_table(facts: MachineFacts) -> Table:
-    from rich.table import Table
-
-    table = Table("this machine", "", title=None)
-    table.add_row("phalanx", facts.phalanx or "not installed as a package")
-    table.add_row("python", facts.python)
-    table.add_row("platform", facts.platform)
-    table.add_row("torch", facts.torch or "not installed: pip install 'phalanx[train]'")
-    table.add_row("cores", str(facts.cores))
-    table.add_row(
-        "memory", f"{facts.memory_bytes / 2**30:.1f} GiB, {facts.memory_available_bytes / 2**30:.1f} GiB free"
-    )
-    return table
+def _machine_rows(facts: MachineFacts) -> dict[str, object]:
+    return {
+        "phalanx": facts.phalanx or "not installed as a package",
+        "python": facts.python,
+        "platform": facts.platform,
+        "torch": facts.torch or "not installed: pip install 'phalanx[train]'",
+        "cores": facts.cores,
+        "memory": f"{facts.memory_bytes / 2**30:.1f} GiB, {facts.memory_available_bytes / 2**30:.1f} GiB free",
+    }
 
 
-def _probe_table(report: ProbeReport) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
+def _probe_rows(report: ProbeReport) -> list[tuple[object, ...]]:
+    from rich.text import Text
 
-    marks = {True: "[green]yes[/]", False: "[red]no[/]", None: "-"}
-    table = Table(escape(report.url), "works", "seen")
-    for check in report.checks:
-        table.add_row(check.name, marks[check.ok], escape(check.detail))
-    table.add_row("latency", "-", f"create {report.create_s * 1e3:.1f} ms, read {report.read_s * 1e3:.1f} ms (median)")
-    return table
+    marks = {True: Text("yes", "green"), False: Text("no", "red"), None: Text("-")}
+    latency = f"create {report.create_s * 1e3:.1f} ms, read {report.read_s * 1e3:.1f} ms (median)"
+    return [*((check.name, marks[check.ok], check.detail) for check in report.checks), ("latency", "-", latency)]
 
 
 def register(app: typer.Typer) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 
 from phalanx.cli.config import AsJson, JobFile, Overrides, World
+from phalanx.cli.output import print_json
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def plan(job_file: JobFile, overrides: Overrides = None, world: World = None, as
     job = load_job(job_file, overrides or (), world, check_world=True)
     found = make_plan(job, world or job.cluster.world_size)
     if as_json:
-        typer.echo(json.dumps(as_dict(found), indent=2))
+        print_json(as_dict(found))
     else:
         _show(found, job)
 
