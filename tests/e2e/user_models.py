@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -77,27 +76,27 @@ class Oversleeps(Bigram):
 
 
 class CommitsSlowly(Bigram):
-    """Rank 0 of the first attempt takes `at_call` seconds for the root of its first checkpoint."""
+    """Rank 0 takes `at_call` seconds for the root of the checkpoint of step 1."""
 
     def __init__(self, vocab_size: int, at_call: int = 0) -> None:
         super().__init__(vocab_size)
-        if os.environ.get("RANK") == "0" and not isinstance(FileStore.create, _SlowRoot):
-            FileStore.create = _SlowRoot(FileStore.create, at_call)  # type: ignore[method-assign,assignment]
+        if os.environ.get("RANK") == "0":
+            delay_the_first_root(at_call)
 
 
-class _SlowRoot:
-    """`FileStore.create`, late once."""
+def delay_the_first_root(delay_s: float) -> None:
+    """Makes the store of this process slow for one object; again, it changes nothing."""
+    create = FileStore.create
+    if hasattr(create, "__wrapped__"):
+        return
 
-    def __init__(self, create: Callable[[FileStore, str, BytesLike], None], delay_s: float) -> None:
-        self._create, self._delay_s = create, delay_s
-
-    def __get__(self, store: FileStore, kind: type) -> Callable[[str, BytesLike], None]:
-        return functools.partial(self, store)
-
-    def __call__(self, store: FileStore, key: str, data: BytesLike) -> None:
+    @functools.wraps(create)
+    def late(store: FileStore, key: str, data: BytesLike) -> None:
         if key.endswith("s00000001/manifest.json"):
-            threading.Event().wait(self._delay_s)
-        self._create(store, key, data)
+            threading.Event().wait(delay_s)
+        create(store, key, data)
+
+    FileStore.create = late  # type: ignore[method-assign]
 
 
 class Overflows(Bigram):

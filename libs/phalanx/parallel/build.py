@@ -18,6 +18,7 @@ from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
 from phalanx.models.protocol import HasParallelPlan, HasStages
 from phalanx.spec import Job
+from phalanx.spec.unbuilt import refuse_unbuilt_model
 
 logger = logging.getLogger(__name__)
 
@@ -40,14 +41,7 @@ def build(job: Job) -> nn.Module:
         assert job.model.class_ is not None, "only a class has arguments of its own"
         return user_class(job.model.class_)(**job.model.args)
     args = job.model.args
-    if args.moe is not None:
-        raise PhalanxError(
-            "[model.args.moe]", expected="no experts: mixture-of-experts does not train yet", remedy="leave it out"
-        )
-    if args.dropout > 0:
-        raise PhalanxError(
-            "[model.args] dropout", value=args.dropout, expected="0: dropout does not train yet", remedy="set it to 0"
-        )
+    refuse_unbuilt_model(args)
     return Decoder(DecoderArgs.of(args))
 
 
@@ -75,8 +69,7 @@ def check_layout(model: nn.Module, sizes: Mapping[str, int], seq_len: int) -> No
     checkpoint would hold.
     """
     _check_buffers(model)
-    if sizes["cp"] > 1:
-        raise PhalanxError("[parallel] cp", value=sizes["cp"], expected="1: no context parallelism yet", remedy="set 1")
+    assert sizes["cp"] == 1, "spec.unbuilt refuses context parallelism"
     needs = (("tp", HasParallelPlan, "parallel_plan()"), ("pp", HasStages, "split_stages(num_stages)"))
     for axis, protocol, method in needs:
         if sizes[axis] > 1 and not isinstance(model, protocol):

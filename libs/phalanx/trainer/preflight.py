@@ -18,6 +18,7 @@ from phalanx.lineage import CheckpointRef, JobRecord, Lineage, ObjectRef, Record
 from phalanx.lineage.store import MAX_MANIFEST_BYTES
 from phalanx.spec import Job, Layout, parse_job
 from phalanx.spec.job import plain
+from phalanx.spec.unbuilt import refuse_unbuilt
 from phalanx.stream.manifest import Split, open_split, refuse_held_out
 from phalanx.trainer.code import code_digest
 from phalanx.trainer.places import job_store, store_at
@@ -44,7 +45,7 @@ def prepare(job: Job, world_size: int, *, is_first: bool = True) -> Prepared:
     Raises PhalanxError (or Problems) for whatever the user must change, StoreError where storage does not answer.
     """
     layout = job.layout(world_size)
-    _check_built(job, layout)
+    refuse_unbuilt(job, layout)
     _check_manifest_fits(layout)
     split = _training_split(job)
     _check_held_out(job, split)
@@ -136,34 +137,6 @@ def _check_vocabulary(job: Job, split: Split) -> None:
             expected=f"at least the tokenizer's {split.vocab_size} tokens",
             remedy=f"set it to {split.vocab_size} or more, or prepare the data with a smaller tokenizer",
         )
-
-
-def _check_built(job: Job, layout: Layout) -> None:
-    """Refuses what the job file may say (the planner answers for it) and this version's trainer does not run."""
-    unbuilt = {
-        "parallel.cp": (layout.cp, layout.cp > 1, "1: context parallelism is not in this version's trainer"),
-        "parallel.ep": (layout.ep, layout.ep > 1, "1: expert parallelism is not in this version's trainer"),
-        "model.args.moe": (
-            "given",
-            getattr(job.model.args, "moe", None) is not None,
-            "a dense model: experts are not in this version's trainer",
-        ),
-        "model.args.dropout": (
-            getattr(job.model.args, "dropout", 0.0),
-            getattr(job.model.args, "dropout", 0.0) > 0,
-            "0: dropout is not in this version's trainer",
-        ),
-        "training.mixed_precision_reduce": (
-            job.training.mixed_precision_reduce,
-            job.training.mixed_precision_reduce != "float32",
-            "float32: this version's trainer sums gradients in nothing narrower",
-        ),
-    }
-    for key, (value, is_wrong, expected) in unbuilt.items():
-        if is_wrong:
-            raise PhalanxError(
-                key, value=value, expected=expected, remedy="`phalanx plan` accepts it; `phalanx run` does not yet"
-            )
 
 
 def _check_manifest_fits(layout: Layout) -> None:

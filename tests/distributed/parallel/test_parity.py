@@ -188,7 +188,7 @@ REFUSED = {
     "no stages": (_unchecked(pp=2) | {"class": "parity:Bigrams"}, r"^\[parallel\] pp.*no split_stages"),
     "no class": (_case() | {"class": "parity:Nothing"}, r"^\[model\] class.*package.module:Class"),
     "no module": (_case() | {"class": "parity:make_job"}, r"^\[model\] class.*torch\.nn\.Module"),
-    "dropout": (_case() | {"model": {"dropout": 0.1}}, r"^\[model.args\] dropout"),
+    "dropout": (_case() | {"model": {"dropout": 0.1}}, r"^model\.args\.dropout"),
 }
 
 

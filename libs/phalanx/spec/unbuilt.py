@@ -1,0 +1,35 @@
+"""What a job file may say, and the planner answers for, but this version's trainer does not run: one place for its rules."""
+
+from __future__ import annotations
+
+from phalanx.core.errors import PhalanxError
+from phalanx.spec.job import Job
+from phalanx.spec.layout import Layout
+from phalanx.spec.model import ModelArgs
+
+
+def refuse_unbuilt_model(args: ModelArgs) -> None:
+    """Raises PhalanxError for what the built-in decoder does not do yet."""
+    _refuse("model.args.moe", "given", args.moe is not None, "a dense model: experts are not in this version's trainer")
+    _refuse("model.args.dropout", args.dropout, args.dropout > 0, "0: dropout is not in this version's trainer")
+
+
+def refuse_unbuilt(job: Job, layout: Layout) -> None:
+    """Raises PhalanxError for the first thing in `job` and its layout that this version does not train with."""
+    _refuse("parallel.cp", layout.cp, layout.cp > 1, "1: context parallelism is not in this version's trainer")
+    _refuse("parallel.ep", layout.ep, layout.ep > 1, "1: expert parallelism is not in this version's trainer")
+    if isinstance(job.model.args, ModelArgs):
+        refuse_unbuilt_model(job.model.args)
+    reduce = job.training.mixed_precision_reduce
+    _refuse(
+        "training.mixed_precision_reduce",
+        reduce,
+        reduce != "float32",
+        "float32: this version's trainer sums gradients in nothing narrower",
+    )
+
+
+def _refuse(key: str, value: object, is_wrong: bool, expected: str) -> None:
+    if is_wrong:
+        remedy = "`phalanx plan` accepts it; `phalanx run` does not yet"
+        raise PhalanxError(key, value=value, expected=expected, remedy=remedy)
