@@ -1,4 +1,4 @@
-"""What a job file may say, and the planner answers for, but this version's trainer does not run: one place for its rules."""
+"""What a job file may say, and the planner answers for, but this version's trainer does not run."""
 
 from __future__ import annotations
 
