@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import xxhash
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phalanx.core.digest import digest_of, sha256
@@ -318,6 +318,7 @@ SPAN = st.tuples(MEMBERS, st.integers(0, 12), st.integers(1, 8)).map(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(SPAN, max_size=6), max_size=6))
 @example([[(0, 0, 0, 0, 8), (0, 0, 0, 1, 2), (0, 0, 0, 4, 6)]])
 def test_spans_agree_with_a_set_of_single_tokens(batches):

@@ -20,11 +20,13 @@ from phalanx.snapshot.plan import chunk_runs, coalesced, needed_chunks
 SHAPES = st.lists(st.integers(0, 9), min_size=0, max_size=3).map(tuple)
 
 
+@settings(deadline=None)
 @given(SHAPES, st.data())
 def test_coverage_of_any_tiling_is_whole(shape: tuple[int, ...], data: st.DataObject) -> None:
     assert coverage_fault(shape, data.draw(tilings(shape))) is None
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), st.data())
 def test_coverage_with_a_box_too_few_or_too_many_is_refused(shape: tuple[int, ...], data: st.DataObject) -> None:
     boxes = [box for box in data.draw(tilings(shape)) if box.num_elements]
@@ -43,6 +45,7 @@ def test_coverage_with_a_box_outside_is_refused() -> None:
     assert "outside" in (coverage_fault((4,), [Box((0, 0), (2, 2))]) or "")
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from([(), (1,), (7,), (3, 5), (1, 1, 4), (2048, 1024), (1, 4096, 700), (3, 1 << 20)]), st.integers(1, 9)
 )
@@ -73,6 +76,7 @@ def test_owner_of_small_boxes_varies_with_the_name() -> None:
     assert owners == {0, 1, 2, 3} and MIN_PIECE_BYTES > 64 * 4
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(sorted(DTYPES)), st.integers(0, 40)), max_size=12), st.integers(1, 300))
 def test_grouping_any_boxes_gives_files_that_safetensors_reads(items: list[tuple[str, int]], object_bytes: int) -> None:
     owned = [OwnedBox(f"t{n}", dtype, (size,), whole((size,)), n) for n, (dtype, size) in enumerate(items)]
@@ -92,7 +96,7 @@ def test_grouping_any_boxes_gives_files_that_safetensors_reads(items: list[tuple
     assert sorted(seen) == list(range(len(owned)))
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 9), max_size=3).map(tuple), st.integers(4, 40), st.data())
 def test_plan_of_any_boxes_reads_exactly_the_chunks_that_hold_them(
     shape: tuple[int, ...], chunk_bytes: int, data: st.DataObject

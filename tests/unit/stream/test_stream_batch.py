@@ -1,12 +1,13 @@
 """The batch rule."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from phalanx.stream.batch import SURPLUS, num_slots, slots
 
 
+@settings(deadline=None)
 @given(
     first=st.integers(0, 1 << 40),
     global_batch_size=st.integers(1, 200),
