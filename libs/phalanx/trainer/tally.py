@@ -57,7 +57,9 @@ class Tally:
 
     def _open(self, attempt: int, start_step: int) -> None:
         self.attempts.append(attempt)
-        self.steps_redone += max(0, self.step - start_step)
+        num_redone = max(0, self.step - start_step)
+        self.steps_redone += num_redone
+        self.tokens -= num_redone * self._tokens_per_step
         self.step = start_step
 
     def _progress(self, event: Event) -> None:

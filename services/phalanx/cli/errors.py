@@ -11,14 +11,19 @@ from phalanx.core.errors import OutsideError, PhalanxError
 # The base of typer's usage errors, wherever this version of typer keeps it.
 UsageError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
+INTERRUPTED = 130
+
 
 def run_reporting_errors(app: typer.Typer) -> int:
     """Runs the command line; returns the exit code. Unexpected exceptions are bugs and keep their traceback."""
     try:
         result = app(standalone_mode=False)
-        return int(result) if isinstance(result, int) else 0
+        code = int(result) if isinstance(result, int) else 0
+        if code == INTERRUPTED:  # typer makes this of KeyboardInterrupt
+            sys.stderr.write("phalanx: interrupted\n")
+        return code
     except PhalanxError as error:
-        sys.stderr.write(f"phalanx: {error}\n")
+        sys.stderr.write("".join(f"phalanx: {line}\n" for line in str(error).splitlines()))
         return 2
     except typer.Exit as exit_:
         return int(exit_.exit_code)
@@ -27,7 +32,7 @@ def run_reporting_errors(app: typer.Typer) -> int:
         return 2
     except (typer.Abort, KeyboardInterrupt):
         sys.stderr.write("phalanx: interrupted\n")
-        return 130
+        return INTERRUPTED
     except OutsideError as error:
         sys.stderr.write(f"phalanx: {error}\n")
         return 1

@@ -4,7 +4,9 @@ commands.
 
 from __future__ import annotations
 
+import importlib.metadata
 import sys
+from typing import Annotated
 
 import typer
 
@@ -15,15 +17,24 @@ app = typer.Typer(
     name="phalanx",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Pre-train large language models on many GPUs and keep the run alive.",
 )
 for group in (run, demo, config, data, checkpoint, plan, doctor):
     group.register(app)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"phalanx {importlib.metadata.version('phalanx')}")
+        raise typer.Exit
+
+
 @app.callback()
-def _group() -> None:
-    """Commands; `phalanx COMMAND --help` explains one."""
+def _group(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Pre-train large language models on many GPUs and keep the run alive."""
 
 
 def main() -> None:

@@ -30,21 +30,20 @@ def demo(
 
     from phalanx.cli.demo.folder import fresh_folder
     from phalanx.cli.demo.story import Story
-    from phalanx.cli.output import print_json
-    from phalanx.gang import StopSignals
+    from phalanx.cli.output import print_facts, print_json
     from phalanx.trainer.local import fork_server
 
     started = time.monotonic()
     console = Console(stderr=True)
-    with StopSignals() as stop, fork_server() as server:
-        story = Story(fresh_folder(folder), console, stop, server)
+    with fork_server() as server:
+        story = Story(fresh_folder(folder), console, server)
         path = story.prepare()
         job = story.train(path)
         story.prove(job)
         story.compare(path)
         story.export(job)
     summary = summary_of(story, time.monotonic() - started)
-    _print_table(console, summary)
+    print_facts(summary, "phalanx demo", console)
     if json:
         print_json(summary)
     return 0
@@ -77,15 +76,3 @@ def summary_of(story: Story, wall_s: float) -> dict[str, Any]:
         "export_dir": str(found.export_dir),
         "wall_s": wall_s,
     }
-
-
-def _print_table(console: Any, summary: dict[str, Any]) -> None:
-    from rich.table import Table
-
-    table = Table(title="phalanx demo", show_header=False)
-    for name, value in summary.items():
-        shown = (
-            f"{value:,.4g}" if isinstance(value, float) else ", ".join(value) if isinstance(value, list) else str(value)
-        )
-        table.add_row(name, shown)
-    console.print(table)

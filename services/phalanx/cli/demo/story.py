@@ -50,14 +50,13 @@ class Findings:
 
 
 class Story:
-    """One telling. stop: signals that reach it; one that the story did not ask for itself ends it with
-    KeyboardInterrupt.
-    """
+    """One telling. An interruption ends it with KeyboardInterrupt: at once, or, while ranks live, after a commit."""
 
-    def __init__(self, folder: Path, console: Console, stop: StopSignals, server: ForkServer) -> None:
-        self._folder, self._console, self._stop, self._server = folder, console, stop, server
+    def __init__(self, folder: Path, console: Console, server: ForkServer) -> None:
+        self._folder, self._console, self._server = folder, console, server
+        self._stop = StopSignals()
         self._small_epoch_tokens = 0
-        self.trouble = Trouble(stop)
+        self.trouble = Trouble(self._stop)
         self.found = Findings(Tally())
 
     def prepare(self) -> Path:
@@ -125,9 +124,7 @@ class Story:
     def _prepare_corpus(self, num_bytes: int, name: str, settings: PrepareSettings) -> PrepareReport:
         source = python_stdlib_corpus(num_bytes)
         with PrepareDisplay(self._console) as display:
-            report = prepare_data(source, open_store(f"{self._folder.as_uri()}/{name}"), settings, display.observe)
-        self._check_stop()
-        return report
+            return prepare_data(source, open_store(f"{self._folder.as_uri()}/{name}"), settings, display.observe)
 
     def _run(self, job: Job, display: RunDisplay, also: Callable[[Event], None], expected: str) -> None:
         prepared = prepare(job, job.cluster.world_size)
@@ -137,8 +134,8 @@ class Story:
             display.observe(event)
             also(event)
 
-        self._check_stop()
-        outcome = run_job(prepared, self._server, on_event, on_start=self.trouble.on_start, stop=self._stop)
+        with self._stop:  # only while ranks live: elsewhere an interruption may end the story at once
+            outcome = run_job(prepared, self._server, on_event, on_start=self.trouble.on_start, stop=self._stop)
         self._settle(job, outcome, expected)
 
     def _watch_trouble(self, event: Event) -> None:
@@ -151,7 +148,8 @@ class Story:
         """Takes the story's own stop back, and insists on the expected end."""
         if expected == "stopped" and self.trouble.interrupted and self._stop.count == 1:
             self._stop.count = 0
-        self._check_stop()
+        if self._stop.count:
+            raise KeyboardInterrupt
         if outcome.state != expected or (outcome.first_cause is not None and outcome.state == "stopped"):
             raise OutsideError(f"{job.job.name} ended as {outcome.state}, expected {expected}: {outcome.first_cause}")
 
@@ -162,7 +160,6 @@ class Story:
         return display.tally
 
     def _prove(self, job: Job, progress: dict[int, int]) -> Proof:
-        self._check_stop()
         proof = prove_job(job, progress)
         self._say(
             f"{job.job.name}: {proof.windows:,} windows of {proof.steps} steps, {proof.samples_missing} missing, "
@@ -173,12 +170,7 @@ class Story:
             raise OutsideError(f"the proof of {job.job.name} fails: {'; '.join(proof.mismatches) or proof}")
         return proof
 
-    def _check_stop(self) -> None:
-        if self._stop.count:
-            raise KeyboardInterrupt
-
     def _title(self, text: str) -> None:
-        self._check_stop()
         self._say(f"\n{text}", style="bold")
 
     def _say(self, text: str, style: str | None = None) -> None:
