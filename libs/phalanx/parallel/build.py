@@ -69,7 +69,8 @@ def check_layout(model: nn.Module, sizes: Mapping[str, int], seq_len: int) -> No
     checkpoint would hold.
     """
     _check_buffers(model)
-    assert sizes["cp"] == 1, "spec.unbuilt refuses context parallelism"
+    if sizes["cp"] > 1:
+        raise PhalanxError("[parallel] cp", value=sizes["cp"], expected="1: no context parallelism yet", remedy="set 1")
     needs = (("tp", HasParallelPlan, "parallel_plan()"), ("pp", HasStages, "split_stages(num_stages)"))
     for axis, protocol, method in needs:
         if sizes[axis] > 1 and not isinstance(model, protocol):
