@@ -173,6 +173,8 @@ def _problem(error: ErrorDetails, name: str) -> PhalanxError:
         return PhalanxError(name, value=value, expected=context["expected"], remedy=context["remedy"])
     if kind == "string_pattern_mismatch":
         expected = _PATTERNS.get(name, "a URL: https://host:port" if name.endswith(".endpoint") else _URL_FORM)
+    elif kind == "string_too_short":
+        expected = "text that is not empty"
     elif kind == "literal_error":
         expected = str(context["expected"])
     elif kind in _BOUNDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import tomllib
 from collections.abc import Sequence
 from copy import deepcopy
@@ -11,16 +12,22 @@ from typing import Any
 from phalanx.core.errors import PhalanxError
 from phalanx.spec.names import all_keys
 
+MAX_NESTING = 100
+_TOO_DEEP = f"it has more than {MAX_NESTING} levels of brackets or of dots; remove some"
 _REMEDY = "write `--set section.key=value`, for example `--set training.steps=100`"
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The raw tables of the file. Raises PhalanxError (one line) when it is missing, no file, unreadable, no UTF-8 or
-    no TOML."""
+    """The raw tables of the file; a byte-order mark at its start is passed over.
+
+    Raises PhalanxError (one line) when it is missing, no regular file (a pipe may never end), unreadable, no UTF-8,
+    no TOML or nested more than `MAX_NESTING` deep.
+    """
     where = str(path)
     try:
-        text = Path(path).read_bytes().decode()
-        return tomllib.loads(text)
+        _refuse_irregular(Path(path))
+        text = Path(path).read_bytes().decode().removeprefix("\ufeff")
+        raw = tomllib.loads(text)
     except FileNotFoundError:
         raise PhalanxError(
             where, expected="a job file", remedy="no such file; check the path, or start from one in examples/"
@@ -40,6 +47,36 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         ) from None
     except tomllib.TOMLDecodeError as error:
         raise PhalanxError(where, expected="TOML", remedy=f"{_located(str(error), text)}; correct that line") from None
+    except RecursionError:
+        raise PhalanxError(where, expected="the tables of a job", remedy=_TOO_DEEP) from None
+    if _is_too_deep(raw):
+        raise PhalanxError(where, expected="the tables of a job", remedy=_TOO_DEEP)
+    return raw
+
+
+def _refuse_irregular(path: Path) -> None:
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise PhalanxError(
+            str(path),
+            expected="a job file, not a pipe or device",
+            remedy="save it as a file and name that",
+        )
+
+
+def _is_too_deep(raw: Any) -> bool:
+    """Whether tables and lists lie in each other more than `MAX_NESTING` deep; without recursion."""
+    level = [raw]
+    for _ in range(MAX_NESTING):
+        level = [below for value in level for below in _children(value)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: Any) -> list[Any]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for each in inner if isinstance(each, dict | list)]
 
 
 def _located(message: str, text: str) -> str:
@@ -69,6 +106,8 @@ def apply_overrides(raw: dict[str, Any], overrides: Sequence[str]) -> dict[str, 
                 )
             table = below
         table[path[-1]] = _value(".".join(path), text)
+        if _is_too_deep(merged):
+            raise PhalanxError("--set", expected="the tables of a job", remedy=_TOO_DEEP)
     return merged
 
 
@@ -92,6 +131,8 @@ def _value(name: str, text: str) -> Any:
         tables = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    except RecursionError:
+        raise PhalanxError(f"--set {name}", expected="a value of a job", remedy=_TOO_DEEP) from None
     value = tables["value"] if set(tables) == {"value"} else text
     takes_text = any(key.is_text and key.name == name for key in all_keys())
     return text if takes_text and not isinstance(value, str | dict | list) else value

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import datetime
+import os
 
 import pytest
-from spec_samples import tables
+from spec_samples import SMALL, tables
 
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.spec import load_job, parse_job
+from phalanx.spec.toml import toml_text
 
 
 def problems_of(raw, world_size=None):
@@ -42,6 +44,7 @@ def problems_of(raw, world_size=None):
         ({"model__preset": "llama4"}, "model.preset", "llama3-8b"),
         ({"model__class": "my.module.Class"}, "model.class", "package.module:Class"),
         ({"training": 3}, "training", "a table"),
+        ({"metrics__folder": ""}, "metrics.folder", "is '': expected text that is not empty; change it: Local folder"),
         ({"storage__b__endpoint": "localhost:9000"}, "storage.b.endpoint", "https://host:port"),
     ],
 )
@@ -142,6 +145,57 @@ def test_file_missing_or_unusable_is_one_line(tmp_path):
     bad.write_text("[job]\nname = [1,\n")
     with pytest.raises(PhalanxError, match=r"line 3, column 1"):
         load_job(bad)
+
+
+def test_file_with_a_byte_order_mark_is_read(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + toml_text(SMALL).encode())
+    assert load_job(path).job.name == "sample"
+    path.write_bytes(b"\xef\xbb\xbf[job]\nname = nope\n")
+    with pytest.raises(PhalanxError, match="line 2, column 8"):
+        load_job(path)
+
+
+@pytest.mark.timeout(20)
+def test_file_that_is_a_pipe_or_device_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "job.toml")
+    for path in (tmp_path / "job.toml", "/dev/zero"):
+        with pytest.raises(PhalanxError, match="not a pipe or device"):
+            load_job(path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x = " + "[" * 20_000 + "]" * 20_000,
+        "x = " + "{y = " * 150 + "1" + "}" * 150,
+        "x = " + "[" * 101 + "]" * 101,
+        "a" + ".a" * 500 + " = 1",
+        "[a" + ".a" * 500 + "]",
+    ],
+)
+def test_file_nested_too_deep_is_one_line(tmp_path, text):
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    with pytest.raises(PhalanxError, match="more than 100 levels") as error:
+        load_job(path)
+    assert "\n" not in str(error.value) and str(path) in str(error.value)
+
+
+@pytest.mark.parametrize("override", ["model.args.x=" + "[" * 20_000, "a" + ".a" * 500 + "=1"])
+def test_override_nested_too_deep_is_one_line(tmp_path, override):
+    path = tmp_path / "job.toml"
+    path.write_text(toml_text(SMALL))
+    with pytest.raises(PhalanxError, match=r"--set.*more than 100 levels") as error:
+        load_job(path, [override])
+    assert "\n" not in str(error.value)
+
+
+def test_file_nested_as_deep_as_allowed_is_checked_key_by_key(tmp_path):
+    path = tmp_path / "job.toml"
+    path.write_text("x = " + "[" * 99 + "]" * 99)
+    with pytest.raises(Problems, match="x is"):
+        load_job(path)
 
 
 def test_empty_file_names_what_must_be_given():
