@@ -142,10 +142,12 @@ def _verify_dataset(url: str, as_json: bool) -> None:
     from rich.progress import Progress
 
     from phalanx.data.catalog import splits_at
-    from phalanx.data.verification import verify_split
+    from phalanx.data.verification import verify_split, verify_tokenizers
     from phalanx.objects import open_store
 
-    splits, checks, damages = splits_at(open_store(url)), 0, []
+    root = open_store(url)
+    splits, checks = splits_at(root), 0
+    damages = [*verify_tokenizers(root, splits)]
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("verify", total=sum(found.split.num_shards for found in splits))
         for found in splits:

@@ -4,13 +4,14 @@ a token read.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from phalanx.core.errors import PhalanxError
-from phalanx.objects import ObjectStore
+from phalanx.core.digest import xxh3
+from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.data.verification import decode_ids
+from phalanx.objects import ObjectMissing, ObjectStore
 from phalanx.stream.manifest import Split, ids_key
 from phalanx.stream.order import Order
 
@@ -41,7 +42,9 @@ class TracedVisit:
 
 
 class Tracer:
-    """Answers for one split, order and batch size."""
+    """Answers for one split, order and batch size; raises OutsideError where the ids of a shard are damaged or
+    missing.
+    """
 
     def __init__(self, store: ObjectStore, split: Split, order: Order, global_batch_size: int) -> None:
         self._store, self._split, self._order, self._global_batch_size = store, split, order, global_batch_size
@@ -87,5 +90,14 @@ class Tracer:
                 yield TracedVisit(epoch, document_id, self._split.shard(shard).name, windows, steps)
 
     def _read_ids(self, shard: int) -> list[str]:
-        record = json.loads(self._store.read(ids_key(self._split.shard(shard).name)))
-        return list(record["ids"])
+        entry = self._split.shard(shard)
+        key = ids_key(entry.name)
+        try:
+            data = self._store.read(key)
+            if xxh3(data) != entry.ids_digest:
+                raise ValueError(f"its digest is not {entry.ids_digest}")
+            return decode_ids(data, entry.num_documents)
+        except ObjectMissing:
+            raise OutsideError(f"{self._store.url}/{key} is damaged: it is missing") from None
+        except ValueError as error:
+            raise OutsideError(f"{self._store.url}/{key} is damaged: {error}") from None

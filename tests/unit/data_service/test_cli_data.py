@@ -80,6 +80,69 @@ def test_cli_verify_damage_exits_one_and_names_it(phalanx, prepared, tmp_path):
     assert code == 1 and not json.loads(out)["ok"]
 
 
+@pytest.mark.parametrize("below", ["", "/train"])
+@pytest.mark.parametrize("change", ["flip", "remove"])
+def test_cli_verify_damaged_tokenizer_exits_one_and_names_it_once(phalanx, prepared, tmp_path, below, change):
+    """The tokenizer lies above the splits: found from the dataset's URL and from a split's."""
+    path = tmp_path / "d" / "tokenizer.json"
+    data = path.read_bytes()
+    path.unlink()
+    if change == "flip":
+        path.write_bytes(data[:-9] + b"\x00" + data[-8:])
+    code, out, _ = phalanx("data", "verify", prepared[0] + below)
+    name = "../tokenizer.json" if below else "tokenizer.json"
+    digest = prepared[1]["tokenizer_digest"]
+    what = f"its digest is not {digest}" if change == "flip" else "it is missing"
+    assert code == 1 and out.splitlines()[0] == f"{name}: {what}" and "1 damages" in out
+    row = json.loads(phalanx("data", "verify", prepared[0] + below, "--json")[1])["damages"][0]
+    assert row["key"] == "tokenizer.json" and row["path"] == (".." if below else "") and row["shard"] is None
+
+
+def test_cli_verify_tokenizer_in_the_split_folder_counts(phalanx, prepared, tmp_path):
+    (tmp_path / "d" / "tokenizer.json").rename(tmp_path / "d" / "train" / "tokenizer.json")
+    assert phalanx("data", "verify", prepared[0] + "/train")[0] == 0
+    code, out, _ = phalanx("data", "verify", prepared[0])
+    assert code == 1 and out.startswith("tokenizer.json: it is missing\n"), "the held-out split has none"
+
+
+@pytest.mark.parametrize("question", [["--step", 3], ["--document", "nope"]])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda data: data[:40], "its digest is not xxh3:"),
+        (lambda data: data.replace(b"part", b"PART"), "its digest is not xxh3:"),
+        (None, "it is missing"),
+    ],
+)
+def test_cli_trace_damaged_ids_is_one_line_and_exit_one(phalanx, prepared, tmp_path, question, change, what):
+    job = tmp_path / "job.toml"
+    job.write_text(JOB.format(url=prepared[0]))
+    for path in (tmp_path / "d" / "train").glob("*.ids.json"):
+        data = path.read_bytes()
+        path.unlink()
+        if change is not None:
+            path.write_bytes(change(data))
+    code, out, err = phalanx("data", "trace", job, *question)
+    assert code == 1 and err.count("\n") == 1 and not out
+    assert f"{prepared[0]}/train/train-0" in err and f".ids.json is damaged: {what}" in err
+
+
+def test_cli_prepare_refused_then_corrected_goes_to_the_same_folder(phalanx, tmp_path):
+    folder, url = write_corpus(tmp_path / "corpus"), f"file://{tmp_path}/d"
+    (tmp_path / "no_tokenizer.json").write_text("{}")
+    command = ["data", "prepare", folder, "--out", url]
+    for wrong in (
+        ["--tokenizer", tmp_path / "no_tokenizer.json"],
+        ["--vocab-size", 99999999999],
+        ["--vocab-size", 300, "--eos-token", ""],
+        ["--vocab-size", 300, "--held-out-fraction", 0.9999999],
+    ):
+        code, _, err = phalanx(*command, *wrong)
+        assert code == 2 and err.count("\n") == 1
+        assert not [found for found in (tmp_path / "d").rglob("*") if found.is_file()], err
+    assert phalanx(*command, "--vocab-size", 300)[0] == 0
+
+
 def test_cli_trace_step_and_document_agree(phalanx, prepared, tmp_path):
     job = tmp_path / "job.toml"
     job.write_text(JOB.format(url=prepared[0]))

@@ -6,7 +6,7 @@ import pytest
 from corpus_builders import SETTINGS, write_corpus
 
 from phalanx.data.prepare import prepare, source_of
-from phalanx.data.verification import verify_split
+from phalanx.data.verification import decode_ids, verify_split
 from phalanx.objects import open_store
 from phalanx.stream import ShardIndices, open_split
 
@@ -69,3 +69,13 @@ def test_verify_missing_or_changed_object_is_named(split_folder, suffix):
     assert len(damages(split_folder)) >= 1 and damages(split_folder)[0].startswith(path.name)
     path.unlink()
     assert damages(split_folder) == [f"{path.name}: it is missing"]
+
+
+@pytest.mark.parametrize(
+    "data", [b"{", b"[" * 100_000, b"[]", b"{}", b'{"ids":3}', b'{"ids":["a"]}', b'{"ids":["a",2]}']
+)
+def test_decode_ids_other_than_promised_is_an_error(data):
+    """Also where the manifest was written for these very bytes, so that their digest is right."""
+    with pytest.raises(ValueError, match="it does not hold 2 ids"):
+        decode_ids(data, 2)
+    assert decode_ids(b'{"ids":["a","b"]}', 2) == ["a", "b"]

@@ -184,6 +184,23 @@ def test_prepare_copies_and_odd_documents_are_counted(tmp_path):
     assert open_split(store.within("train")).recipe["counts"] == dict(report.counts)
 
 
+def test_prepare_ids_that_are_no_unicode_are_escaped_and_counted(tmp_path):
+    """Case 17, for names: a file name that is not UTF-8, and a lone surrogate in a record's id."""
+    folder = write_corpus(tmp_path / "corpus", 20)
+    (folder / os.fsdecode(b"caf\xe9.txt")).write_text("a text of its own")
+    (folder / os.fsdecode(b"lines\xff.jsonl")).write_text(
+        '{"text": "one", "id": "x\\ud800y"}\n{"text": "two"}\n{"text": "three", "id": "\\ud83d\\ude00"}\n'
+    )
+    store = open_store(f"file://{tmp_path}/out")
+    report = prepare(source_of(folder), store, dataclasses.replace(SETTINGS, held_out_fraction=0))
+    assert report.counts["ids_escaped"] == 3 and open_split(store.within("train")).recipe["counts"]["ids_escaped"] == 3
+    ids = {found for found in documents_of(store, "train") if not found.startswith("part")}
+    assert ids == {"caf\\udce9.txt", "x\\ud800y", "lines\\udcff.jsonl:2", "\U0001f600"}
+    before = objects(store)
+    assert prepare(source_of(folder), store, dataclasses.replace(SETTINGS, held_out_fraction=0)) == report
+    assert objects(store) == before
+
+
 def test_prepare_text_that_spells_the_end_token_cannot_end_a_document(tmp_path):
     folder = write_corpus(tmp_path / "corpus", 10)
     (folder / "evil.txt").write_text("before <|endoftext|> after")
@@ -204,15 +221,19 @@ def test_prepare_cap_takes_a_prefix(corpus):
     ("settings", "message"),
     [
         (PrepareSettings(vocab_size=100), "--vocab-size is 100: expected at least 257"),
+        (PrepareSettings(vocab_size=99999999999), "--vocab-size is 99999999999: expected at most 16777216; lower it"),
+        (PrepareSettings(vocab_size=300, eos_token=""), "--eos-token is ''"),
+        (PrepareSettings(vocab_size=300, eos_token="\udcff"), "--eos-token is"),
         (PrepareSettings(held_out_fraction=1.0), "--held-out-fraction"),
         (PrepareSettings(max_bytes=1), "at least one document with text"),
         (PrepareSettings(vocab_size=300, max_bytes=300, held_out_fraction=0.9999999), "lower --held-out-fraction"),
     ],
 )
-def test_prepare_settings_that_cannot_work_are_one_line_errors(corpus, settings, message):
+def test_prepare_settings_that_cannot_work_are_one_line_errors_and_write_nothing(corpus, settings, message):
+    store = open_store("memory://")
     with pytest.raises(PhalanxError, match=message) as error:
-        prepare(corpus, open_store("memory://"), settings)
-    assert "\n" not in str(error.value)
+        prepare(corpus, store, settings)
+    assert "\n" not in str(error.value) and not list(store.list())
 
 
 def test_prepare_corpus_of_dropped_documents_says_why_and_writes_nothing(tmp_path):

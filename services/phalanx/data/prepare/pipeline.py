@@ -37,6 +37,7 @@ RECIPE_FORMAT = "phalanx.recipe/1"
 TOKENIZER_KEY = "tokenizer.json"
 TRAIN = "train"
 HELD_OUT = "held_out"
+_MORE_TEXT = "lower --held-out-fraction or give more documents"
 
 
 class Phase(enum.Enum):
@@ -65,12 +66,16 @@ def prepare(
 ) -> PrepareReport:
     """Turns `source` into a dataset below `out`; started again after a kill, it continues and ends with the same bytes.
 
-    Raises PhalanxError for settings out of range, an input without text, or an `out` that holds another dataset.
+    Raises PhalanxError for settings out of range, a file that is no tokenizer, an input without text to train on, or an
+    `out` that holds another dataset; nothing was written then, so the corrected command may go to the same `out`.
     """
     settings.check()
     tell = on_progress or (lambda _: None)
+    given = None
+    if settings.tokenizer:
+        given = read_tokenizer_file(settings.tokenizer)
+        load_tokenizer(given, settings.eos_token)
     _check_any_text(source, settings)
-    given = read_tokenizer_file(settings.tokenizer) if settings.tokenizer else None
     recipe = _recipe(settings, given)
     _claim(out, recipe)
     tokenizer = _tokenizer(source, out, settings, given, tell)
@@ -84,7 +89,7 @@ def prepare(
     train.finish()
     held_out.finish()
     if train.is_empty:
-        raise _no_text(source, reading.counts, "lower --held-out-fraction or give more documents")
+        raise _no_text(source, reading.counts, _MORE_TEXT)
     reading.counts[rules.LONG] = train.num_long_documents + held_out.num_long_documents
     lineage = {**recipe, "input_digest": reading.input_digest(), "documents_read": reading.num_documents}
     lineage |= {"bytes_read": reading.num_bytes, "counts": dict(reading.counts)}
@@ -135,7 +140,7 @@ class _Reading:
                 continue
             self._seen.add(digest[:16])
             self._input.update(digest)
-            yield Document(raw.id, text, digest)
+            yield Document(rules.clean_id(raw.id, self.counts), text, digest)
 
     def input_digest(self) -> str:
         """SHA-256 over the content digests of the documents kept, in order."""
@@ -148,10 +153,13 @@ class _Reading:
 
 
 def _check_any_text(source: Source, settings: PrepareSettings) -> None:
-    """Raises PhalanxError, before anything is written, where no document would be kept."""
-    reading = _Reading(source, settings)
-    if next(reading.documents(), None) is None:
-        raise _no_text(source, reading.counts, "check the path, or raise --max-bytes")
+    """Raises PhalanxError, before anything is written, where no document would be kept for training."""
+    reading, any_kept = _Reading(source, settings), False
+    for document in reading.documents():
+        if not is_held_out(document.content_digest, settings.held_out_fraction):
+            return
+        any_kept = True
+    raise _no_text(source, reading.counts, _MORE_TEXT if any_kept else "check the path, or raise --max-bytes")
 
 
 def _no_text(source: Source, counts: Counter[str], remedy: str) -> PhalanxError:

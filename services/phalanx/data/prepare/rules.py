@@ -5,6 +5,9 @@ would teach the model garbage); text with nothing but white space; an exact copy
 byte-order mark at the start is removed; CRLF becomes LF; NUL characters are removed. Kept whole, and counted: a
 document of more than 10 million tokens. The same rules hold for files and for records of a .jsonl file. Copies are
 found after mending, so CRLF alone makes no difference.
+
+An id that is not valid Unicode (a file name that is not UTF-8, a lone surrogate in a JSON string) is escaped: each lone
+surrogate becomes the six characters of its `\\udcff` form, so the same input always gives the same id.
 """
 
 from __future__ import annotations
@@ -23,8 +26,9 @@ DROPPED = (ZERO_BYTES, NO_TEXT, INVALID_UTF8, EMPTY, DUPLICATE)
 BYTE_ORDER_MARK = "byte_order_marks_removed"
 CRLF = "crlf_documents"
 NUL = "nul_documents"
+ESCAPED_ID = "ids_escaped"
 LONG = "documents_over_10m_tokens"
-MENDED = (BYTE_ORDER_MARK, CRLF, NUL)
+MENDED = (BYTE_ORDER_MARK, CRLF, NUL, ESCAPED_ID)
 LONG_DOCUMENT_TOKENS = 10_000_000
 
 
@@ -42,6 +46,13 @@ def clean(document: RawDocument, counts: Counter[str]) -> bytes | None:
         counts[EMPTY] += 1
         return None
     return mended.encode()
+
+
+def clean_id(document_id: str, counts: Counter[str]) -> str:
+    """The id by the rules; counts it where it had to be escaped."""
+    escaped = document_id.encode(errors="backslashreplace").decode()
+    counts[ESCAPED_ID] += escaped != document_id
+    return escaped
 
 
 def _decoded(document: RawDocument, counts: Counter[str]) -> str | None:

@@ -9,6 +9,7 @@ from phalanx.core.errors import PhalanxError
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 257
+MAX_VOCAB_SIZE = 1 << 24  # the trainer takes memory for all of it at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +30,14 @@ class PrepareSettings:
 
     def check(self) -> None:
         """Raises PhalanxError for a value out of range."""
-        if self.tokenizer is None and not MIN_VOCAB_SIZE <= self.vocab_size <= 1 << 31:
+        if self.tokenizer is None:
+            self._check_vocab_size()
+        if not self.eos_token or not self.eos_token.isprintable():
             raise PhalanxError(
-                "--vocab-size",
-                value=self.vocab_size,
-                expected=f"at least {MIN_VOCAB_SIZE} (256 bytes and {self.eos_token})",
-                remedy="raise it",
+                "--eos-token",
+                value=self.eos_token,
+                expected="printable text that is not empty",
+                remedy="name a token, or leave the option out",
             )
         if not 0 <= self.held_out_fraction < 1:
             raise PhalanxError(
@@ -48,4 +51,17 @@ class PrepareSettings:
         if self.max_bytes is not None and self.max_bytes < 1:
             raise PhalanxError(
                 "--max-bytes", value=self.max_bytes, expected="1 or more", remedy="raise it or leave it out"
+            )
+
+    def _check_vocab_size(self) -> None:
+        if self.vocab_size < MIN_VOCAB_SIZE:
+            raise PhalanxError(
+                "--vocab-size",
+                value=self.vocab_size,
+                expected=f"at least {MIN_VOCAB_SIZE} (256 bytes and {self.eos_token})",
+                remedy="raise it",
+            )
+        if self.vocab_size > MAX_VOCAB_SIZE:
+            raise PhalanxError(
+                "--vocab-size", value=self.vocab_size, expected=f"at most {MAX_VOCAB_SIZE}", remedy="lower it"
             )

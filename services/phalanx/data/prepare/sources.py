@@ -2,7 +2,7 @@
 
 A document's id is the file's path relative to the input (`/` between its parts), or for a line of a .jsonl file its
 `id`, else `<path>:<line>`, counted from 1. Ids are free text: dots and slashes mean nothing in them (they are never
-names inside a tar).
+names inside a tar). What is not valid Unicode in one stays in it as lone surrogates; `rules` escapes them.
 """
 
 from __future__ import annotations
