@@ -82,6 +82,17 @@ MISTAKES = {
     "a class that is not there": Mistake(
         (("model.class", "nowhere:Model", "importable", "install it"),), ('model.class="nowhere:Model"',)
     ),
+    "no GPUs here": Mistake(
+        (("cluster.device is 'cuda'", "2 GPUs", "torch finds 0", 'cluster.device = "cpu"'),),
+        ('cluster.device="cuda"',),
+    ),
+    "storage that dies with the process": Mistake(
+        (("job.storage is 'memory://x'", "outlives them", "s3://"),), ('job.storage="memory://x"',)
+    ),
+    "a metrics folder that is a file": Mistake(
+        (("metrics.folder is '/proc/self/status'", "can be written", "name another one"),),
+        ('metrics.folder="/proc/self/status"',),
+    ),
     "several mistakes at once": Mistake(
         (("training.seq_len",), ("optimizer.lr",), ("checkpoint.when_busy", "wait", "skip")),
         ("optimizer.lr=-1", "training.seq_len=0", 'checkpoint.when_busy="sometimes"'),

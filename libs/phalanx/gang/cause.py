@@ -58,6 +58,7 @@ _PEER_TEXT = re.compile(
     r"|NCCL communicator was aborted|remote process exited|failed to recv|Socket closed"
 )
 _MEMORY_ERRORS = {"MemoryError", "OutOfMemoryError"}
+_MEMORY_TEXT = re.compile(r"can't allocate memory|not enough memory|CUDA out of memory")  # torch's on CPU has no type
 
 
 def first_cause(events: Iterable[Event], exits: Iterable[RankExit]) -> Cause | None:
@@ -94,7 +95,7 @@ def _error_kind(fields: Any) -> CauseKind:
     chain = fields.get("chain", [])
     if is_follow_up(chain):
         return "lost_peer"
-    if any(_MEMORY_ERRORS.intersection(names) for names, _ in chain):
+    if any(_MEMORY_ERRORS.intersection(names) or _MEMORY_TEXT.search(message) for names, message in chain):
         return "out_of_memory"
     if fields.get("user_error"):
         return "user_error"

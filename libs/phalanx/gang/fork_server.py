@@ -170,7 +170,8 @@ class ForkServer:
                 for write in writes:
                     os.close(write)
         pids = {int(rank): pid for rank, pid in answer["pids"].items()}
-        return Gang(order, pids, self._channel.dup(), self._lines, reads, early)
+        assert self._process is not None
+        return Gang(order, pids, self._channel.dup(), self._lines, reads, self._process.kill, early)
 
     def _answer(self, deadline_s: float) -> list[dict[str, Any]]:
         """The server's next message, and those that came on its heels."""

@@ -12,7 +12,7 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -60,9 +60,11 @@ class Gang:
         channel: socket.socket,
         lines: LineBuffer,
         reports: Sequence[int],
+        kill_server: Callable[[], None],
         early: Iterable[dict[str, Any]] = (),
     ) -> None:
         self.order, self.pids = order, dict(pids)
+        self._kill_server, self._killed_server = kill_server, False
         self._channel, self._lines = channel, lines
         self._reports = dict(enumerate(reports))
         self._buffers = {rank: LineBuffer() for rank in self._reports}
@@ -144,6 +146,10 @@ class Gang:
             if patience_s > 0 and not self.over:
                 self.signal(signum)
                 self._pump_until_over(patience_s)
+        if not self.over:  # the server itself does not answer (stopped, say): its ranks die with it
+            self._killed_server = True
+            self._kill_server()
+            self._pump_until_over(2 * LOST_SERVER_DEADLINE_S)
         if not self.over:
             raise OutsideError(f"ranks {self.alive} (pids {[self.pids[rank] for rank in self.alive]}) survive SIGKILL")
         return self.outcome()
@@ -154,7 +160,7 @@ class Gang:
         cause = self._because or first_cause(self._errors, self._exits) or self._lost_server_cause()
         exits = tuple(self._exits)
         if self._asked_to_end and self._because is None and (cause is None or cause.kind == "lost_peer"):
-            all_returned = all(death.exit_code == 0 for death in exits)
+            all_returned = len(exits) == len(self.pids) and all(death.exit_code == 0 for death in exits)
             cause = (
                 None if all_returned else Cause("interrupted", None, "ended on request before every rank had returned")
             )
@@ -164,7 +170,7 @@ class Gang:
         return GangOutcome("stopped" if self._said_stopped else "ok", None, exits)
 
     def _lost_server_cause(self) -> Cause | None:
-        if self._server_lost_s is None:
+        if self._server_lost_s is None or self._killed_server:
             return None
         return Cause("process_death", None, "the fork server died, and its ranks with it")
 

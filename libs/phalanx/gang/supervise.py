@@ -1,9 +1,9 @@
 """One run on one host: gang after gang until it is done, stopped, a user's error, or out of budget; nothing is left
 running.
 
-The first SIGINT or SIGTERM asks the ranks to commit and return (they get SIGTERM), a second one or the end of the grace
-kills them. Handlers only count; the loop looks at the count between two short waits, so no step of this code can be
-torn by a signal.
+The first SIGINT, SIGTERM or SIGHUP asks the ranks to commit and return (they get SIGTERM), a second one or the end of
+the grace kills them. Handlers only count; the loop looks at the count between two short waits, so no step of this code
+can be torn by a signal.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from phalanx.gang.watch import Watch
 
 TICK_S = 0.1
 STACKS_DEADLINE_S = 3.0
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Clock = Callable[[], float]
 OnEvent = Callable[[Event], None]
 
 
 class StopSignals:
-    """Counts SIGINT and SIGTERM while entered, and puts the old handlers back. Outside the main thread it only counts
-    `request`.
+    """Counts SIGINT, SIGTERM and SIGHUP (unless ignored: nohup) while entered, and puts the old handlers back. Outside
+    the main thread it only counts `request`.
     """
 
     def __init__(self) -> None:
@@ -46,6 +46,8 @@ class StopSignals:
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for signum in STOP_SIGNALS:
+                if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
+                    continue
                 self._old[signum] = signal.signal(signum, self._on_signal)
         return self
 

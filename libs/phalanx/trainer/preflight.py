@@ -7,9 +7,11 @@ JSON.
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from phalanx.core.digest import canonical_json, digest_of, xxh3
@@ -51,6 +53,8 @@ def prepare(job: Job, world_size: int, *, is_first: bool = True) -> Prepared:
     _check_held_out(job, split)
     _check_vocabulary(job, split)
     _check_model_class(job)
+    _check_device(job)
+    _check_folders(job)
     identity_digest = job.identity_digest({"train": split.digest})
     warnings = warnings_of(job_store(job)) if is_first else ()
     _create_job(job, identity_digest, split)
@@ -62,6 +66,42 @@ def prepare(job: Job, world_size: int, *, is_first: bool = True) -> Prepared:
         code_digest=code_digest(job.model.class_),
         warnings=warnings,
     )
+
+
+def _check_device(job: Job) -> None:
+    """CUDA is asked for only where the job wants it: that imports torch."""
+    if job.cluster.device != "cuda":
+        return
+    import torch
+
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if found < job.cluster.nproc:
+        raise PhalanxError(
+            "cluster.device",
+            value="cuda",
+            expected=f"{job.cluster.nproc} GPUs on this machine (cluster.nproc), where torch finds {found}",
+            remedy='lower cluster.nproc, set cluster.device = "cpu", or install a torch built for this machine\'s GPUs',
+        )
+
+
+def _check_folders(job: Job) -> None:
+    """Storage must outlive the ranks, and the folder for logs must be one that can be written."""
+    if job.job.storage.startswith("memory:"):
+        raise PhalanxError(
+            "job.storage",
+            value=job.job.storage,
+            expected="storage that all ranks share and that outlives them",
+            remedy="name a folder (file:///...) or a bucket (s3://...)",
+        )
+    folder = Path(job.metrics.folder).absolute() / job.job.name
+    existing = next(place for place in (folder, *folder.parents) if os.path.lexists(place))
+    if not (existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)):
+        raise PhalanxError(
+            "metrics.folder",
+            value=job.metrics.folder,
+            expected="a folder that can be written",
+            remedy="name another one: logs of the ranks and metrics go there",
+        )
 
 
 def _create_job(job: Job, identity_digest: str, split: Split) -> JobRecord:

@@ -54,6 +54,8 @@ class RunDisplay:
                 self._say(f"step {fields['step']}: held-out loss {_number(fields['loss'])}")
             case "committed":
                 self._say(f"checkpoint of step {fields['step']} committed", "green")
+            case "damage":
+                self._say(f"{fields['checkpoint']} is damaged and will not be used again: {fields['why']}", "red")
             case "non_finite" if event.rank == 0:
                 self._say(
                     f"step {fields['step']}: loss {fields['loss']}, norm {fields['gradient_norm']}: update left out",

@@ -249,6 +249,16 @@ def test_server_that_does_not_answer_is_an_outside_error(tmp_path):
     assert not is_alive(pid)
 
 
+def test_gang_of_a_server_that_is_stopped_ends_with_the_server(tmp_path, monkeypatch):
+    monkeypatch.setattr("phalanx.gang.gang.KILL_DEADLINE_S", 0.5)
+    with ForkServer((), {"PYTHONPATH": str(Path(__file__).parent)}) as server:
+        gang = start(server, tmp_path, "wait_forever", 4)
+        wait_for_phases(gang)
+        os.kill(server.pid, signal.SIGSTOP)
+        assert gang.end(0.2).state == "stopped"
+        wait_until(lambda: not any(map(is_alive, gang.pids.values())), 5.0, "the ranks outlive their server")
+
+
 def test_fifty_gangs_in_a_row_leak_neither_descriptors_nor_processes(plain_server, tmp_path):
     def descriptors(pid: int) -> int:
         return len(list(Path(f"/proc/{pid}/fd").iterdir()))

@@ -86,6 +86,7 @@ def test_first_cause_only_lost_peers_names_the_earliest():
         (OutsideError("the store is gone"), "storage"),
         (raised(OutsideError("the store is gone"), ConnectionResetError("Connection reset by peer")), "storage"),
         (MemoryError(), "out_of_memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "out_of_memory"),
         (OutOfMemoryError("CUDA out of memory"), "out_of_memory"),
         (ConnectionResetError("Connection reset by peer"), "error"),
         (raised(RuntimeError("step failed"), OutOfMemoryError("CUDA out of memory")), "out_of_memory"),
