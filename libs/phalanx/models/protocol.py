@@ -4,6 +4,10 @@ Any `torch.nn.Module` with `LanguageModel.forward` trains under data parallelism
 adds tensor and sequence parallelism, `split_stages` the pipeline, `initial_weights` initial values that don't depend on
 the layout and need no process that holds the whole model. The built-in decoder implements exactly these and is known to
 the rest by nothing else.
+
+Checkpoints hold parameters, as fp32 masters whatever float type the class gives them. Buffers must be non-persistent:
+`__init__` makes them anew, from its arguments, in every attempt. torch's random numbers (dropout) are seeded before
+each step, and evaluation runs in evaluation mode.
 """
 
 from __future__ import annotations
