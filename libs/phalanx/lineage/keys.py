@@ -112,6 +112,6 @@ def objects(ref: CheckpointRef) -> str:
     return f"{checkpoint(ref)}objects/"
 
 
-def tensors(ref: CheckpointRef, group: str, index: int) -> str:
-    """`a<A>/s<step>/objects/<group>-<n>.safetensors`: tensor data of the checkpoint."""
-    return f"{objects(ref)}{group}-{number(index)}.safetensors"
+def tensors(ref: CheckpointRef, writer: str, index: int) -> str:
+    """`a<A>/s<step>/objects/<rank>-<n>.safetensors`: tensor data; `writer` is the rank, padded."""
+    return f"{objects(ref)}{writer}-{number(index)}.safetensors"
