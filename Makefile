@@ -7,7 +7,7 @@ MINISTACK := .venv-ministack
 MINISTACK_STAMP := $(MINISTACK)/.installed
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup setup-test demo test test-all lint types imports unit distributed e2e readme wheel-test clean
+.PHONY: help setup setup-test demo test test-all lint types imports proto api api-baseline unit service distributed e2e readme wheel-test clean
 
 help:
 	@echo "make demo      prepare a corpus, train on 8 ranks, lose one, change the layout, prove it, export (about 3 minutes)"
@@ -33,9 +33,9 @@ $(MINISTACK_STAMP): tests/ministack-requirements.txt
 demo: setup
 	@$(BIN)/phalanx demo $(ARGS)
 
-test: lint types imports unit distributed e2e readme
+test: lint types imports proto unit service distributed e2e readme
 
-test-all: lint types imports setup-test
+test-all: lint types imports proto setup-test
 	$(BIN)/pytest tests -m "long or not long" $(ARGS)
 
 lint: setup-test
@@ -46,10 +46,26 @@ types: setup-test
 	$(BIN)/mypy
 
 imports: setup-test
-	$(BIN)/lint-imports
+	$(BIN)/python scripts/lint_imports.py
+
+# The contracts: lint, format, no breaking change against the baseline, and generated code that is fresh.
+proto: setup-test
+	cd proto && ../$(BIN)/buf lint && ../$(BIN)/buf format --diff --exit-code && ../$(BIN)/buf breaking --against baseline.json
+	$(BIN)/python scripts/generate_api.py --check
+
+api: setup-test
+	cd proto && ../$(BIN)/buf format --write
+	$(BIN)/python scripts/generate_api.py
+
+# What `proto` compares with; made anew only when a release fixes the contracts as they are.
+api-baseline: setup-test
+	cd proto && ../$(BIN)/buf build --exclude-source-info --output baseline.json
 
 unit: setup-test
 	$(BIN)/pytest tests/unit -m "not long" -q $(ARGS)
+
+service: setup-test
+	$(BIN)/pytest tests/service -m "not long" -q $(ARGS)
 
 distributed: setup-test
 	$(BIN)/pytest tests/distributed -m "not long" -q $(ARGS)
