@@ -3,11 +3,11 @@ torch at import.
 """
 
 from phalanx.gang.budget import Budget
-from phalanx.gang.cause import Cause
+from phalanx.gang.cause import Cause, first_of_hosts
 from phalanx.gang.context import RankContext, torchrun_context
 from phalanx.gang.fork_server import ForkServer, GangBusyError
 from phalanx.gang.gang import Gang, GangOutcome
-from phalanx.gang.order import Event, GangOrder, RankExit
+from phalanx.gang.order import Event, GangOrder, RankExit, Rendezvous
 from phalanx.gang.rendezvous import init_process_group
 from phalanx.gang.supervise import StopSignals, supervise
 from phalanx.gang.watch import Watch
@@ -23,8 +23,10 @@ __all__ = [
     "GangOutcome",
     "RankContext",
     "RankExit",
+    "Rendezvous",
     "StopSignals",
     "Watch",
+    "first_of_hosts",
     "init_process_group",
     "supervise",
     "torchrun_context",

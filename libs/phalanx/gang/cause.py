@@ -3,7 +3,8 @@
 When one rank dies, its peers fail in their collectives, often earlier than the death is noticed. So what a rank died of
 is weighed before it is timed: a cause of its own (an exception, a signal that the gang did not send) wins over SIGABRT,
 which gloo also raises from a lost connection, and SIGABRT wins over an error that only says that a peer is gone. Among
-equals the earliest wins; all times come from the monotonic clock of one host.
+equals the earliest wins; all times come from the monotonic clock of one host. Of several hosts each names its own first
+cause, and times are never compared: the weight decides, then the order in which the causes were told.
 """
 
 from __future__ import annotations
@@ -22,11 +23,20 @@ CauseKind = Literal[
 ]
 
 
+class Weight(IntEnum):
+    """How much an observation says about the cause; less is more."""
+
+    OWN = 0
+    ABORT = 1
+    FOLLOW_UP = 2
+
+
 @dataclass(frozen=True, slots=True)
 class Cause:
     """Why a gang ended.
 
     rank: None when it was no rank (the fork server, the user). detail: a traceback or a stack, many lines.
+    is_waiting: a hang inside a collective, for which a rank of another host may be to blame.
     interrupted: the user stopped the gang before its ranks could end by themselves.
     """
 
@@ -37,18 +47,18 @@ class Cause:
     detail: str = ""
     signal: int | None = None
     exit_code: int | None = None
+    is_waiting: bool = False
+
+    @property
+    def weight(self) -> Weight:
+        """How much it says about the end of a gang over several hosts."""
+        if self.kind in ("lost_peer", "interrupted") or self.is_waiting:
+            return Weight.FOLLOW_UP
+        return Weight.ABORT if self.signal == signal.SIGABRT else Weight.OWN
 
     def __str__(self) -> str:
         who = "gang" if self.rank is None else f"rank {self.rank}"
         return f"{self.kind} of {who}: {self.message}" + (f" ({self.where})" if self.where else "")
-
-
-class Weight(IntEnum):
-    """How much an observation says about the cause; less is more."""
-
-    OWN = 0
-    ABORT = 1
-    FOLLOW_UP = 2
 
 
 _PEER_ERRORS = {"DistBackendError", "DistNetworkError", "DistStoreError"}
@@ -73,6 +83,13 @@ def first_cause(events: Iterable[Event], exits: Iterable[RankExit]) -> Cause | N
     if not weighed:
         return None
     return min(weighed, key=lambda item: (item[0], item[2]))[1]
+
+
+def first_of_hosts(causes: Iterable[Cause | None]) -> Cause | None:
+    """Why a gang over several hosts ended. causes: each host's own first cause (None: nothing went wrong there), in the
+    order in which they were told.
+    """
+    return min((cause for cause in causes if cause is not None), key=lambda cause: cause.weight, default=None)
 
 
 def is_follow_up(chain: Sequence[Sequence[Any]]) -> bool:

@@ -15,14 +15,15 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
 from types import TracebackType
 from typing import Any, Self
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.gang.gang import Gang
-from phalanx.gang.order import GangOrder
-from phalanx.gang.rank import MASTER_ADDRESS
+from phalanx.gang.network import listen, network_environ
+from phalanx.gang.order import GangOrder, Rendezvous
 from phalanx.gang.wire import LineBuffer, receive, send_order
 
 LOCAL_DEFAULTS: Mapping[str, str] = {
@@ -32,7 +33,8 @@ LOCAL_DEFAULTS: Mapping[str, str] = {
     "TOKENIZERS_PARALLELISM": "false",
     "TORCH_CPP_LOG_LEVEL": "ERROR",
 }
-# All ranks are on this host and meet at 127.0.0.1; a name meant for a cluster's network may not exist here.
+# Unless an order names an address of this host, all ranks are here and meet on the loopback; a name meant for a
+# cluster's network may not exist here.
 LOCAL_FORCED: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
 START_DEADLINE_S = 60.0
 CLOSE_DEADLINE_S = 5.0
@@ -77,8 +79,9 @@ class ForkServer:
     def start(self, order: GangOrder, terminal_fd: int | None = None) -> Gang:
         """Fork a gang. terminal_fd: becomes the streams of `order.debug_rank`.
 
-        Raises PhalanxError when a preloaded module cannot be imported or starts threads, GangBusyError while a gang
-        lives, OutsideError when the server does not answer within its deadline or the host cannot fork.
+        Raises PhalanxError when a preloaded module cannot be imported or starts threads, or `order.address` is none of
+        this host's, GangBusyError while a gang lives, OutsideError when the server does not answer within its deadline
+        or the host cannot fork.
         """
         assert (terminal_fd is None) == (order.debug_rank is None), "a debug rank and its terminal come together"
         if self._gang is not None and not self._gang.over:
@@ -142,36 +145,41 @@ class ForkServer:
         self._ready = True
 
     def _order_gang(self, order: GangOrder, terminal_fd: int | None) -> Gang:
-        assert self._channel is not None
-        reads, writes = [], []
-        with socket.create_server((MASTER_ADDRESS, 0), backlog=4 * order.world_size) as listener:
-            try:
-                for _ in range(order.world_size):
+        assert self._channel is not None and self._process is not None
+        environ = {**network_environ(order.address), **order.environ}
+        reads: list[int] = []
+        try:
+            with ExitStack() as ours_until_sent:
+                writes = []
+                for _ in order.local_ranks:
                     read, write = os.pipe()
-                    os.set_blocking(read, False)
                     reads.append(read)
                     writes.append(write)
-                fds = [*writes, listener.fileno(), *([] if terminal_fd is None else [terminal_fd])]
+                    ours_until_sent.callback(os.close, write)
+                    os.set_blocking(read, False)
+                extra, rendezvous = [], order.rendezvous
+                if rendezvous is None:
+                    listener = ours_until_sent.enter_context(listen(order.address, backlog=4 * order.world_size))
+                    rendezvous = Rendezvous(order.address, listener.getsockname()[1])
+                    extra.append(listener.fileno())
+                fds = [*writes, *extra, *([] if terminal_fd is None else [terminal_fd])]
                 message = {
                     "order": "start",
-                    "gang": order.to_json(),
-                    "port": listener.getsockname()[1],
+                    "gang": replace(order, environ=environ).to_json(),
+                    "rendezvous": asdict(rendezvous),
                     "num_fds": len(fds),
                 }
                 send_order(self._channel, message, fds)
                 answer, *early = self._answer(START_DEADLINE_S)
-                if answer["event"] != "started":
-                    raise OutsideError(f"the fork server could not start a gang: {answer['reason']}")
-            except BaseException:
-                for read in reads:
-                    os.close(read)
-                raise
-            finally:
-                for write in writes:
-                    os.close(write)
+            if answer["event"] != "started":
+                raise OutsideError(f"the fork server could not start a gang: {answer['reason']}")
+        except BaseException:
+            for read in reads:
+                os.close(read)
+            raise
         pids = {int(rank): pid for rank, pid in answer["pids"].items()}
-        assert self._process is not None
-        return Gang(order, pids, self._channel.dup(), self._lines, reads, self._process.kill, early)
+        reports = dict(zip(order.local_ranks, reads, strict=True))
+        return Gang(order, rendezvous, pids, self._channel.dup(), self._lines, reports, self._process.kill, early)
 
     def _answer(self, deadline_s: float) -> list[dict[str, Any]]:
         """The server's next message, and those that came on its heels."""

@@ -12,13 +12,13 @@ import signal
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from phalanx.core.errors import OutsideError
 from phalanx.gang.cause import Cause, first_cause
-from phalanx.gang.order import Event, GangOrder, RankExit
+from phalanx.gang.order import Event, GangOrder, RankExit, Rendezvous
 from phalanx.gang.wire import CHUNK_BYTES, LineBuffer, receive, send_order
 
 KILL_DEADLINE_S = 15.0
@@ -49,24 +49,25 @@ class GangOutcome:
 class Gang:
     """The ranks of one order, alive or ended. Made by `ForkServer.start`; not safe for several threads.
 
-    channel: its own copy of the fork server's. reports: the reading ends of the ranks' pipes. early: exits that came
-    already.
+    rendezvous: where rank 0 listens. channel: its own copy of the fork server's. reports: the reading ends of the
+    ranks' pipes. early: exits that came already.
     """
 
     def __init__(
         self,
         order: GangOrder,
+        rendezvous: Rendezvous,
         pids: Mapping[int, int],
         channel: socket.socket,
         lines: LineBuffer,
-        reports: Sequence[int],
+        reports: Mapping[int, int],
         kill_server: Callable[[], None],
         early: Iterable[dict[str, Any]] = (),
     ) -> None:
-        self.order, self.pids = order, dict(pids)
+        self.order, self.rendezvous, self.pids = order, rendezvous, dict(pids)
         self._kill_server, self._killed_server = kill_server, False
         self._channel, self._lines = channel, lines
-        self._reports = dict(enumerate(reports))
+        self._reports = dict(reports)
         self._buffers = {rank: LineBuffer() for rank in self._reports}
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ)

@@ -1,15 +1,21 @@
-"""What the gang asks of Linux directly: death with the parent, the number of threads, evidence of the out-of-memory
-killer.
+"""What the gang asks of Linux directly: death with the parent, the number of threads, network interfaces, evidence of
+the out-of-memory killer.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
+import ipaddress
 import os
 import signal
+import socket
+import struct
+from contextlib import suppress
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+_SIOCGIFADDR = 0x8915
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -26,6 +32,22 @@ def thread_names() -> list[str]:
     """The kernel's names of this process's threads, C threads included."""
     tasks = Path("/proc/self/task")
     return [(task / "comm").read_text().strip() for task in tasks.iterdir()]
+
+
+def interface_addresses() -> list[tuple[str, str]]:
+    """Names of the network interfaces that are up, each with an address that it carries, IPv4 first."""
+    found = []
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("16s16x8x", name.encode()[:15])
+            with suppress(OSError):  # it has no IPv4 address
+                answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
+                found.append((name, socket.inet_ntoa(answer[20:24])))
+    with suppress(OSError):  # a kernel without IPv6
+        for line in Path("/proc/net/if_inet6").read_text().splitlines():
+            digits, *_, name = line.split()
+            found.append((name, str(ipaddress.IPv6Address(int(digits, 16)))))
+    return found
 
 
 def oom_kills() -> int | None:

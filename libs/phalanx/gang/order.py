@@ -7,15 +7,28 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True)
+class Rendezvous:
+    """Where rank 0 of a gang listens for the others."""
+
+    address: str
+    port: int
+
 
 @dataclass(frozen=True, slots=True)
 class GangOrder:
-    """One gang to start on this host.
+    """The ranks of one gang that are to start on this host.
 
     entry: "package.module:function", called in each rank with its RankContext. arguments: plain JSON values.
     environ: laid over the fork server's own. log_dir: gets `rank<r>.log` (stdout, stderr) and `rank<r>.stack`.
     attempt: goes into the rendezvous keys. import_deadline_s: for a rank to import its entry. debug_rank: gets the
     terminal that `ForkServer.start` is given.
+    ranks: which of the world live here, ascending; None: all. rendezvous: None on the host of rank 0, which listens
+    itself and tells where (`Gang.rendezvous`); the other hosts are started with that. address: under which this host's
+    ranks reach and are reached; a loopback address where no other host takes part.
     """
 
     world_size: int
@@ -26,13 +39,38 @@ class GangOrder:
     attempt: int = 0
     import_deadline_s: float = 120.0
     debug_rank: int | None = None
+    ranks: tuple[int, ...] | None = None
+    rendezvous: Rendezvous | None = None
+    address: str = LOOPBACK
+
+    def __post_init__(self) -> None:
+        ranks = self.local_ranks
+        assert ranks and ranks == tuple(sorted(set(ranks))), ranks
+        assert ranks[0] >= 0 and ranks[-1] < self.world_size, ranks
+        assert (0 in ranks) == (self.rendezvous is None), "rank 0 listens, the other hosts are told where"
+
+    @property
+    def local_ranks(self) -> tuple[int, ...]:
+        """The ranks that live on this host."""
+        return tuple(range(self.world_size)) if self.ranks is None else self.ranks
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank of the world lives on this host."""
+        return len(self.local_ranks) == self.world_size
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "log_dir": str(self.log_dir)}
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> GangOrder:
-        return GangOrder(**{**fields, "log_dir": Path(fields["log_dir"])})
+        ranks, rendezvous = fields["ranks"], fields["rendezvous"]
+        typed = {
+            "log_dir": Path(fields["log_dir"]),
+            "ranks": None if ranks is None else tuple(ranks),
+            "rendezvous": None if rendezvous is None else Rendezvous(**rendezvous),
+        }
+        return GangOrder(**{**fields, **typed})
 
     def log_path(self, rank: int) -> Path:
         return self.log_dir / f"rank{rank}.log"

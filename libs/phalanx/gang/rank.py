@@ -19,9 +19,8 @@ from typing import Any, NoReturn
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.gang import linux
 from phalanx.gang.context import PipeReport, RankContext
-from phalanx.gang.order import GangOrder
+from phalanx.gang.order import GangOrder, Rendezvous
 
-MASTER_ADDRESS = "127.0.0.1"
 EXIT_ERROR, EXIT_USER_ERROR = 1, 2
 FLUSH_DEADLINE_S = 3
 LOG = logging.getLogger(__name__)
@@ -34,7 +33,7 @@ class Seat:
     order: GangOrder
     rank: int
     report_fd: int
-    port: int
+    rendezvous: Rendezvous
     listen_fd: int | None
     terminal_fd: int | None
     server_pid: int
@@ -101,8 +100,8 @@ def _settle_and_call(seat: Seat, report: PipeReport) -> None:
             world_size=order.world_size,
             arguments=order.arguments,
             report=report,
-            master_address=MASTER_ADDRESS,
-            master_port=seat.port,
+            master_address=seat.rendezvous.address,
+            master_port=seat.rendezvous.port,
             master_listen_fd=seat.listen_fd,
             attempt=str(order.attempt),
             environ=dict(os.environ),
@@ -112,12 +111,13 @@ def _settle_and_call(seat: Seat, report: PipeReport) -> None:
 
 def _launch_variables(seat: Seat) -> dict[str, str]:
     """The variables that every launcher sets, for a user's code that reads them."""
-    ranks = {"RANK": seat.rank, "LOCAL_RANK": seat.rank}
-    sizes = {"WORLD_SIZE": seat.order.world_size, "LOCAL_WORLD_SIZE": seat.order.world_size}
+    here = seat.order.local_ranks
+    ranks = {"RANK": seat.rank, "LOCAL_RANK": here.index(seat.rank)}
+    sizes = {"WORLD_SIZE": seat.order.world_size, "LOCAL_WORLD_SIZE": len(here)}
     return {
         **{name: str(value) for name, value in {**ranks, **sizes}.items()},
-        "MASTER_ADDR": MASTER_ADDRESS,
-        "MASTER_PORT": str(seat.port),
+        "MASTER_ADDR": seat.rendezvous.address,
+        "MASTER_PORT": str(seat.rendezvous.port),
     }
 
 

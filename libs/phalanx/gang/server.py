@@ -3,7 +3,7 @@ they ended.
 
 `python -m phalanx.gang.server FD PARENT_PID` serves the orders that come over the inherited socket FD:
     preload  modules                      -> ready | import_failed
-    start    gang, port, fds beside it    -> started | refused
+    start    gang, rendezvous, fds beside -> started | refused
     signal   signum, ranks                (no answer)
 and tells of every rank that ended (`exit`). When a rank ends badly, its peers get SIGTERM after a second, in which they
 may say what they saw, and SIGKILL two seconds later. When the parent is gone, all ranks are killed and the server ends.
@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.gang import linux, rank
-from phalanx.gang.order import GangOrder
+from phalanx.gang.order import GangOrder, Rendezvous
 from phalanx.gang.wire import LineBuffer, receive, send_order
 
 PEER_TERM_AFTER_S = 1.0
@@ -95,7 +95,7 @@ class Server:
                 self._preload(message["modules"])
             case "start":
                 fds, self._fds = self._fds[: message["num_fds"]], self._fds[message["num_fds"] :]
-                self._start(GangOrder.from_json(message["gang"]), message["port"], fds)
+                self._start(GangOrder.from_json(message["gang"]), Rendezvous(**message["rendezvous"]), fds)
             case "signal":
                 self._signal(message["signum"], message["ranks"])
             case other:
@@ -119,8 +119,8 @@ class Server:
         gc.freeze()
         self._say("ready")
 
-    def _start(self, order: GangOrder, port: int, fds: Sequence[int]) -> None:
-        """fds: one report pipe a rank, the listening socket, and the terminal when a debug rank is named."""
+    def _start(self, order: GangOrder, rendezvous: Rendezvous, fds: Sequence[int]) -> None:
+        """fds: one report pipe a rank, the listening socket where rank 0 is here, the terminal for a debug rank."""
         try:
             if self._gang is not None:
                 self._say("refused", reason="a gang is still alive")
@@ -128,8 +128,8 @@ class Server:
             names = linux.thread_names()
             assert len(names) == 1, f"the fork server has threads: {names}"
             self._gang = _Running({}, linux.oom_kills())
-            for number in range(order.world_size):
-                self._fork(order, number, port, fds)
+            for number in order.local_ranks:
+                self._fork(order, number, rendezvous, fds)
             self._say("started", pids={str(seat): pid for pid, seat in self._gang.rank_of.items()})
         except OSError as error:
             self._kill_all()
@@ -138,11 +138,13 @@ class Server:
             for fd in fds:
                 os.close(fd)
 
-    def _fork(self, order: GangOrder, number: int, port: int, fds: Sequence[int]) -> None:
+    def _fork(self, order: GangOrder, number: int, rendezvous: Rendezvous, fds: Sequence[int]) -> None:
         assert self._gang is not None
-        terminal = fds[order.world_size + 1] if order.debug_rank == number else None
-        listen = fds[order.world_size] if number == 0 else None
-        seat = rank.Seat(order, number, fds[number], port, listen, terminal, server_pid=os.getpid())
+        here = order.local_ranks
+        terminal = fds[-1] if order.debug_rank == number else None
+        listen = fds[len(here)] if number == 0 else None
+        report = fds[here.index(number)]
+        seat = rank.Seat(order, number, report, rendezvous, listen, terminal, server_pid=os.getpid())
         pid = os.fork()
         if pid == 0:
             not_mine = {*fds, self._channel.fileno(), self._wake_read, self._wake_write} - set(seat.fds())

@@ -116,7 +116,7 @@ class _Attempt:
     ) -> None:
         self._gang, self._on_event, self._clock = gang, on_event, clock
         self._stop, self._stop_grace_s = stop, stop_grace_s
-        self._watch = Watch(gang.order.world_size, off=deadlines_off)
+        self._watch = Watch(gang.order.world_size, ranks=gang.order.local_ranks, off=deadlines_off)
         self._kill_at_s: float | None = None
         self.committed = False
 

@@ -16,8 +16,10 @@ from phalanx.gang import ForkServer
 def start_parent(tmp_path: Path) -> Iterator[Callable[..., Parent]]:
     parents: list[Parent] = []
 
-    def start(world_size: int, entry: str, *preload: str, grace_s: float = 30.0) -> Parent:
-        parents.append(Parent(tmp_path, world_size, f"gang_entries:{entry}", grace_s, preload))
+    def start(
+        world_size: int, entry: str, *preload: str, grace_s: float = 30.0, program: str = "gang_parent.py"
+    ) -> Parent:
+        parents.append(Parent(tmp_path, world_size, f"gang_entries:{entry}", grace_s, preload, program))
         return parents[-1]
 
     yield start

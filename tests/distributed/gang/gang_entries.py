@@ -80,8 +80,14 @@ def all_reduce_once(context: RankContext) -> None:
     init_process_group(context, 60)
     value = torch.tensor([float(context.rank)])
     dist.all_reduce(value)
-    context.report("result", total=value.item(), threads=torch.get_num_threads())
+    names = ("LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    local = [int(os.environ[name]) for name in names]
+    context.report("result", total=value.item(), threads=torch.get_num_threads(), local=local)
     dist.destroy_process_group()
+
+
+def meet_briefly(context: RankContext) -> None:
+    init_process_group(context, 2)
 
 
 def raise_late(context: RankContext) -> None:

@@ -16,7 +16,7 @@ from phalanx.gang import Budget, Event, ForkServer, Gang, GangOrder, StopSignals
 
 
 def tell(kind: str, **fields: object) -> None:
-    print(json.dumps({"kind": kind, **fields}), flush=True)  # noqa: T201
+    os.write(1, json.dumps({"kind": kind, **fields}).encode() + b"\n")  # one call: threads tell too
 
 
 def main() -> None:

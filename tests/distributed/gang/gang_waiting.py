@@ -30,10 +30,18 @@ def wait_until(condition: Callable[[], bool], deadline_s: float, what: str) -> f
 
 
 class Parent:
-    """A running gang_parent.py."""
+    """A running gang_parent.py, or another program that takes the same arguments."""
 
-    def __init__(self, log_dir: Path, world_size: int, entry: str, grace_s: float, preload: tuple[str, ...]) -> None:
-        command = [sys.executable, str(HERE / "gang_parent.py"), str(log_dir), str(world_size), entry, str(grace_s)]
+    def __init__(
+        self,
+        log_dir: Path,
+        world_size: int,
+        entry: str,
+        grace_s: float,
+        preload: tuple[str, ...],
+        program: str = "gang_parent.py",
+    ) -> None:
+        command = [sys.executable, str(HERE / program), str(log_dir), str(world_size), entry, str(grace_s)]
         self.process = subprocess.Popen([*command, *preload], stdout=subprocess.PIPE, text=True, start_new_session=True)
         self.pids: list[int] = []
 

@@ -159,6 +159,15 @@ def test_parent_sigkill_takes_server_and_ranks_with_it(start_parent, entry):
     parent.wait_all_gone(5.0)
 
 
+@pytest.mark.parametrize("entry", ["wait_forever", "wait_deaf"])
+def test_parent_with_threads_sigkill_takes_all_servers_and_ranks_with_it(start_parent, entry):
+    parent = start_parent(4, entry, program="threaded_parent.py")
+    parent.read_until("event", "phase", times=8)
+    assert len(parent.pids) == 10
+    os.kill(parent.process.pid, signal.SIGKILL)
+    parent.wait_all_gone(5.0)
+
+
 def test_parent_sigkill_while_the_server_imports_takes_it_along(start_parent):
     parent = start_parent(2, "echo", "slow_module")
     parent.read_until("server")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.core.errors import OutsideError, PhalanxError
-from phalanx.gang.cause import first_cause
+from phalanx.gang.cause import Cause, first_cause, first_of_hosts
 from phalanx.gang.order import Event, RankExit
 from phalanx.gang.rank import describe
 
@@ -144,3 +144,39 @@ def test_first_cause_any_order_of_observation_names_the_same(observed):
     for shuffled in itertools.islice(itertools.permutations(events), 6):
         other = first_cause(shuffled, reversed(exits))
         assert observed[other.rank] == observed[cause.rank]
+
+
+OWN = Cause("process_death", 3, "killed by SIGKILL", signal=9)
+ABORT = Cause("process_death", 5, "killed by SIGABRT", signal=6)
+PEER = Cause("lost_peer", 0, "Connection closed by peer")
+HANG_IN_COLLECTIVE = Cause("hang", 1, "in phase 'step'", is_waiting=True)
+HANG = Cause("hang", 6, "in phase 'step'")
+
+
+@pytest.mark.parametrize(
+    ("causes", "first"),
+    [
+        ([PEER, None, OWN], OWN),
+        ([PEER, ABORT, None], ABORT),
+        ([ABORT, PEER, OWN], OWN),
+        ([HANG_IN_COLLECTIVE, HANG], HANG),
+        ([HANG, OWN], HANG),
+        ([PEER, HANG_IN_COLLECTIVE], PEER),
+        ([Cause("interrupted", None, "ended on request"), PEER], Cause("interrupted", None, "ended on request")),
+        ([None, None], None),
+        ([], None),
+    ],
+)
+def test_first_of_hosts_weight_decides_then_arrival(causes, first):
+    assert first_of_hosts(causes) == first
+
+
+@given(st.lists(st.sampled_from([OWN, ABORT, PEER, HANG, HANG_IN_COLLECTIVE, None])))
+def test_first_of_hosts_nobody_weighs_more_and_nobody_as_heavy_came_before(causes):
+    first = first_of_hosts(causes)
+    told = [cause for cause in causes if cause is not None]
+    if first is None:
+        assert not told
+        return
+    assert first.weight == min(cause.weight for cause in told)
+    assert first == next(cause for cause in told if cause.weight == first.weight)

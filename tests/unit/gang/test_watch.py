@@ -1,6 +1,7 @@
 """Hangs: who is late, and whom the others wait for."""
 
 from phalanx.gang.order import Event
+from phalanx.gang.sections import Durations, Rule
 from phalanx.gang.watch import Watch, main_stack, waits_in_collective
 
 COLLECTIVE = """Thread 0x00007f (most recent call first):
@@ -129,3 +130,83 @@ def test_waits_in_collective_of_a_user_function_inside_a_pipeline_is_false():
     assert not waits_in_collective(main_stack(ASLEEP))
     assert waits_in_collective(main_stack(FUNCTIONAL))
     assert not waits_in_collective(())
+
+
+def learned_watch(num_steps, step_s, *, deadline_s=120.0, ranks=(0, 1), world_size=2, name="step"):
+    """Ranks that have done `num_steps` steps of `step_s` each, in lockstep, and have begun the next."""
+    watch = Watch(world_size, ranks=ranks, rule=Rule())
+    for step in range(num_steps + 1):
+        for rank in ranks:
+            watch.observe(phase(rank, step, step * step_s, deadline_s, name))
+    return watch, num_steps * step_s
+
+
+def test_late_step_once_twenty_were_seen_has_a_learned_deadline():
+    watch, now_s = learned_watch(30, 1.0)
+    assert watch.late(now_s + 9.9) == ()
+    assert watch.late(now_s + 10.1) == (0, 1)
+    assert "learned from" in watch.cause(now_s + 11, {0: COLLECTIVE, 1: ASLEEP}).message
+
+
+def test_late_step_of_which_too_few_were_seen_has_its_fixed_deadline():
+    watch, now_s = learned_watch(5, 1.0)
+    assert watch.late(now_s + 119.0) == ()
+    assert watch.late(now_s + 121.0) == (0, 1)
+    assert "learned" not in watch.cause(now_s + 121, {}).message
+
+
+def test_late_slow_steps_are_given_three_times_their_own_length():
+    watch, now_s = learned_watch(30, 8.0)
+    assert watch.late(now_s + 24.0) == ()
+    assert watch.late(now_s + 28.0) == (0, 1)
+
+
+def test_late_learned_deadline_is_never_beyond_the_fixed_one():
+    watch, now_s = learned_watch(30, 8.0, deadline_s=20.0)
+    assert watch.late(now_s + 20.1) == (0, 1)
+
+
+def test_late_wait_for_a_plan_is_never_judged_by_what_it_took_before():
+    watch, now_s = learned_watch(50, 0.01, name="plan")
+    assert watch.late(now_s + 100.0) == ()
+
+
+def test_late_steps_of_an_earlier_attempt_count():
+    watch = Watch(1, rule=Rule(), past={"step": Durations.of([1.0] * 50)})
+    watch.observe(phase(0, 1, 0.0, 120.0))
+    assert watch.late(10.1) == (0,)
+
+
+def test_past_without_a_rule_is_empty():
+    assert not watch_of(phase(0, 1, 0.0), phase(0, 2, 1.0)).past
+
+
+def half_of_four():
+    """Ranks 2 and 3 of four, in a phase of 10 s; a save may take 60 s."""
+    watch = Watch(4, ranks=(2, 3))
+    for rank in (2, 3):
+        for event in (phase(rank, 1, 90.0, 60.0, "save"), phase(rank, 2, 100.0, 10.0)):
+            watch.observe(event)
+    return watch
+
+
+def test_verdict_all_in_a_collective_of_which_peers_live_elsewhere_waits_for_the_longest_phase_too():
+    watch, stacks = half_of_four(), {2: COLLECTIVE, 3: COLLECTIVE}
+    assert watch.late(111.0) == (2, 3)
+    assert watch.verdict(111.0, stacks) is None
+    assert watch.verdict(169.0, stacks) is None
+    assert watch.verdict(171.0, stacks).is_waiting
+
+
+def test_verdict_rank_outside_a_collective_is_the_culprit_at_once():
+    cause = half_of_four().verdict(111.0, {2: COLLECTIVE, 3: ASLEEP})
+    assert (cause.rank, cause.is_waiting) == (3, False)
+
+
+def test_verdict_of_nobody_late_is_none():
+    assert half_of_four().verdict(105.0, {2: COLLECTIVE, 3: ASLEEP}) is None
+
+
+def test_verdict_of_a_whole_gang_blames_a_collective_at_once():
+    watch = watch_of(phase(0, 1, 100.0), phase(1, 1, 100.0), world_size=2)
+    assert watch.verdict(111.0, {0: COLLECTIVE, 1: COLLECTIVE}).is_waiting is False
