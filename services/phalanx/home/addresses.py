@@ -1,0 +1,51 @@
+"""Which port each process listens on: counted from a base, or free ones that are kept from then on."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from phalanx.core.errors import PhalanxError
+from phalanx.home.layout import AGENT, SERVICES
+
+DEFAULT_PORT_BASE = 7700
+_METRICS_OFFSET = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """host:port by process. page: of the monitor's page."""
+
+    services: Mapping[str, str]
+    metrics: Mapping[str, str]
+    page: str
+
+    @property
+    def page_url(self) -> str:
+        """What a browser opens."""
+        return f"http://{self.page}/"
+
+
+def counted(host: str, base: int) -> Addresses:
+    """The page at `base`, services behind it, metrics ten further on."""
+    if not 1 <= base <= 65535 - _METRICS_OFFSET - len(SERVICES) - 1:
+        raise PhalanxError("--port-base", value=base, expected="a port from 1 to 65500, or 0 for free ones", remedy="")
+    services = {name: f"{host}:{base + 1 + index}" for index, name in enumerate(SERVICES)}
+    names = (*SERVICES, AGENT)
+    metrics = {name: f"{host}:{base + 1 + _METRICS_OFFSET + index}" for index, name in enumerate(names)}
+    return Addresses(services, metrics, f"{host}:{base}")
+
+
+def free(host: str) -> Addresses:
+    """Ports that nobody listens on now."""
+    names = (*SERVICES, AGENT)
+    with ExitStack() as stack:
+
+        def take() -> str:
+            probe = stack.enter_context(socket.socket())
+            probe.bind((host, 0))
+            return f"{host}:{probe.getsockname()[1]}"
+
+        return Addresses({name: take() for name in SERVICES}, {name: take() for name in names}, take())

@@ -1,0 +1,91 @@
+"""A home folder: made, completed, kept; secrets only where they belong."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from phalanx.core.errors import PhalanxError
+from phalanx.home.layout import Home
+from phalanx.home.make import HomeSettings, make_home, with_slots
+from phalanx.rpc.config import find_client, read_service
+from phalanx.rpc.tokens import Role, Verifier
+
+SETTINGS = HomeSettings(port_base=0)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_home_made_twice_is_the_same_files(tmp_path):
+    home, addresses = make_home(tmp_path / "home", SETTINGS)
+    before = contents(home.folder)
+
+    again, kept = make_home(tmp_path / "home", SETTINGS)
+
+    assert (again, kept) == (home, addresses)
+    assert contents(home.folder) == before
+
+
+@pytest.mark.parametrize("lost", ["pki/train.key", "pki/ca.crt", "tokens/agent.token", "keys/token.pub", "data.toml"])
+def test_home_cut_short_is_completed(tmp_path, lost):
+    home, _ = make_home(tmp_path / "home", SETTINGS)
+    (home.folder / lost).unlink()
+
+    make_home(tmp_path / "home", SETTINGS)
+
+    assert (home.folder / lost).exists()
+    Verifier.load(home.token_key).verify(home.token(Role.AGENT).read_text().strip())
+
+
+def test_home_secrets_are_private_and_in_no_configuration(tmp_path):
+    home, _ = make_home(tmp_path / "home", SETTINGS)
+    secrets = [*home.pki.glob("*.key"), home.authority, *(home.folder / "tokens").iterdir()]
+    words = [path.read_text().strip().splitlines()[-2 if path.suffix == ".key" else 0] for path in secrets]
+
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in secrets)
+    public = [text for name, text in contents(home.folder).items() if not name.endswith((".key", ".token"))]
+    assert not [word for word in words for text in public if word.encode() in text]
+
+
+def test_home_contexts_carry_the_role_that_they_are_for(tmp_path):
+    home, _ = make_home(tmp_path / "home", SETTINGS)
+    verifier = Verifier.load(home.token_key)
+
+    for path, role in ((home.client, Role.OPERATOR), (home.viewer, Role.VIEWER)):
+        token = find_client(path).security.token
+        assert token is not None
+        assert verifier.verify(token.read_text().strip()).role is role
+
+
+def test_home_counted_ports_follow_the_page(tmp_path):
+    _, addresses = make_home(tmp_path / "home", HomeSettings(port_base=9000))
+
+    assert addresses.page == "127.0.0.1:9000"
+    assert list(addresses.services.values()) == [f"127.0.0.1:{port}" for port in (9001, 9002, 9003, 9004)]
+    assert addresses.metrics["agent"] == "127.0.0.1:9015"
+
+
+@pytest.mark.parametrize("base", [-1, 65536, 65530])
+def test_home_port_out_of_range_is_refused(tmp_path, base):
+    with pytest.raises(PhalanxError, match="--port-base"):
+        make_home(tmp_path / "home", HomeSettings(port_base=base))
+
+
+def test_home_slots_reach_the_agent_and_only_train_mints(tmp_path):
+    home, _ = make_home(tmp_path / "home", with_slots(SETTINGS, 5))
+
+    assert read_service(home.config("agent")).options["slots"] == 5
+    assert read_service(home.config("train")).security.authority == home.authority
+    assert read_service(home.config("data")).security.authority is None
+
+
+def test_home_layout_is_absolute_in_its_configurations(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    home, _ = make_home(Path("home"), SETTINGS)
+
+    assert home == Home(tmp_path / "home")
+    assert read_service(home.config("data")).storage == f"file://{tmp_path}/home/store"

@@ -1,0 +1,172 @@
+"""The supervisor against real processes: started, started again, ended, and never left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from phalanx.core.errors import PhalanxError
+from phalanx.gang import StopSignals
+from phalanx.home.addresses import Addresses, free
+from phalanx.home.layout import Home
+from phalanx.home.state import HomeState, held, is_held, read_state
+from phalanx.home.supervisor import Supervisor
+
+DEADLINE_S = 20.0
+HEALTHY = """
+    import http.server, sys
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+        def log_message(self, *arguments):
+            pass
+    host, port = sys.argv[1].split(":")
+    http.server.ThreadingHTTPServer((host, int(port)), Handler).serve_forever()
+"""
+
+
+def healthy(addresses: Addresses, name: str) -> list[str]:
+    return [sys.executable, "-c", textwrap.dedent(HEALTHY), addresses.metrics[name]]
+
+
+def until(condition, what: str):
+    end_s = time.monotonic() + DEADLINE_S
+    while not (found := condition()):
+        assert time.monotonic() < end_s, f"not within {DEADLINE_S} s: {what}"
+        time.sleep(0.02)
+    return found
+
+
+class Running:
+    """A supervisor in a thread."""
+
+    def __init__(self, home: Home, commands) -> None:
+        self.home, self.stop, self.states, self.error = home, StopSignals(), list[HomeState](), None
+        self._supervisor = Supervisor(home, commands[0], commands[1], 5.0)
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            with held(self.home):
+                self._supervisor.run(self.stop, self.states.append)
+        except PhalanxError as error:
+            self.error = error
+
+    def wait_state(self, condition, what: str) -> HomeState:
+        return until(lambda: next((each for each in self.states[::-1][:1] if condition(each)), None), what)
+
+    def end(self) -> None:
+        self.stop.request()
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path)
+
+
+@pytest.fixture
+def start(home):
+    running = []
+
+    def start(commands, addresses):
+        running.append(Running(home, (addresses, commands)))
+        return running[-1]
+
+    yield start
+    for each in running:
+        each.end()
+
+
+def test_supervisor_killed_process_is_started_again_and_counted(home, start):
+    addresses = free("127.0.0.1")
+    running = start({"data": healthy(addresses, "data"), "train": healthy(addresses, "train")}, addresses)
+    first = running.wait_state(lambda state: state.ready, "up")
+
+    os.kill(first.process("data").pid, signal.SIGKILL)
+
+    again = running.wait_state(lambda state: state.ready and state.process("data").restarts == 1, "up again")
+    assert again.process("data").last_exit == "SIGKILL"
+    assert again.process("data").pid != first.process("data").pid
+    assert again.process("train") == first.process("train")
+    assert read_state(home) == again
+
+
+def test_supervisor_stopped_leaves_no_process_and_no_lock(home, start):
+    addresses = free("127.0.0.1")
+    running = start({"data": healthy(addresses, "data"), "agent": healthy(addresses, "agent")}, addresses)
+    state = running.wait_state(lambda state: state.ready, "up")
+
+    running.end()
+
+    assert not any(psutil.pid_exists(each.pid) for each in state.processes)
+    assert not is_held(home)
+    assert read_state(home) is None
+
+
+def test_supervisor_user_error_ends_everything_with_the_words_of_the_process(home, start):
+    addresses = free("127.0.0.1")
+    say = "import sys; sys.stderr.write('phalanx: listen = 1: expected a free port\\n'); sys.exit(2)"
+    running = start({"data": healthy(addresses, "data"), "train": [sys.executable, "-c", say]}, addresses)
+
+    until(lambda: running.error, "the error")
+
+    assert "listen = 1: expected a free port" in str(running.error)
+    until(lambda: not is_held(home), "the end")
+
+
+def test_supervisor_process_that_keeps_dying_is_started_ever_more_slowly(home, start):
+    addresses = free("127.0.0.1")
+    running = start({"data": [sys.executable, "-c", "raise SystemExit(3)"]}, addresses)
+
+    state = running.wait_state(lambda state: state.process("data").restarts >= 3, "three restarts")
+
+    assert state.process("data").last_exit == "exit code 3"
+    assert not state.ready
+
+
+def test_home_held_twice_is_refused(home):
+    with held(home), pytest.raises(PhalanxError, match="--home"), held(home):
+        pass
+
+
+def test_child_of_a_killed_supervisor_gets_sigterm(tmp_path):
+    said = tmp_path / "said"
+    module = tmp_path / "told.py"
+    module.write_text(
+        textwrap.dedent(f"""
+        import pathlib, signal, sys
+        signal.signal(signal.SIGTERM, lambda *_: (pathlib.Path({str(said)!r}).write_text("told"), sys.exit(0)))
+        pathlib.Path({str(tmp_path / "up")!r}).write_text("up")
+        while True:
+            signal.pause()
+        """)
+    )
+    parent = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import os, subprocess, sys; subprocess.Popen([sys.executable, '-m', 'phalanx.home.child', "
+            "str(os.getpid()), 'told']).wait()",
+        ],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    until((tmp_path / "up").exists, "the child is up")
+
+    parent.kill()
+    parent.wait()
+
+    until(said.exists, "the child was told")
+    assert Path(said).read_text() in ("", "told")
