@@ -33,12 +33,13 @@ Tokens = NDArray[np.unsignedinteger]
 
 
 class DamagedShard(OutsideError):
-    """Bytes of a shard that are wrong twice in a row. shard: its number; member: None for the index; offset: bytes into
-    the object `key`.
+    """Bytes of a shard that are wrong twice in a row; a rank reports `key` and `why`.
+
+    shard: its number; member: None for the index; offset: bytes into the object `key` (below the split); why: in words.
     """
 
     def __init__(self, *, shard: int, name: str, member: int | None, offset: int, key: str, why: str) -> None:
-        self.shard, self.name, self.member, self.offset, self.key = shard, name, member, offset, key
+        self.shard, self.name, self.member, self.offset, self.key, self.why = shard, name, member, offset, key, why
         what = "index" if member is None else f"member {member}"
         super().__init__(f"shard {name} is damaged: {what} at byte {offset} of {key}: {why}")
 

@@ -17,16 +17,32 @@ from types import FrameType
 from typing import Any
 
 from phalanx.core.errors import OutsideError, PhalanxError
-from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, JournalEntry, Lineage, Manifest, journal_digest
+from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, Lineage, Manifest
+from phalanx.lineage.plan import (
+    DAMAGED_CHECKPOINT_KIND,
+    HORIZON_STEPS,
+    ZERO_WEIGHT_KINDS,
+    damaged_checkpoints,
+    reading_plan,
+    zero_weight_spans,
+)
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.commit import commit
 from phalanx.trainer.control import Commit, Opening, Orders, Plan
 from phalanx.trainer.exchange import Exchange
 
-HORIZON_STEPS = 16
-ZERO_WEIGHT_KINDS = ("skip", "damage")
+__all__ = [
+    "DAMAGED_CHECKPOINT_KIND",
+    "HORIZON_STEPS",
+    "ORDER_SIGNALS",
+    "ZERO_WEIGHT_KINDS",
+    "Proposal",
+    "StorageControl",
+    "damaged_checkpoints",
+    "zero_weight_spans",
+]
+
 ORDER_SIGNALS = {signal.SIGINT: Orders.STOP, signal.SIGTERM: Orders.STOP, signal.SIGUSR1: Orders.CHECKPOINT}
-DAMAGED_CHECKPOINT_KIND = "damaged_checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,11 +123,11 @@ class StorageControl:
         return self._plan(self._attempt, step)
 
     def _plan(self, attempt: int, step: int) -> dict[str, Any]:
-        entries = self._lineage.journal(attempt)
+        plan = reading_plan(self._lineage.journal(attempt), step)
         return {
-            "horizon_step": step + HORIZON_STEPS,
-            "zero_weight": [list(span) for span in zero_weight_spans(entries)],
-            "journal_digest": journal_digest(entries),
+            "horizon_step": plan.horizon_step,
+            "zero_weight": [list(span) for span in plan.zero_weight],
+            "journal_digest": plan.journal_digest,
         }
 
     def refuse_parent(self, parent: Manifest, why: str) -> None:
@@ -185,23 +201,6 @@ class _Committing:
             self._future.result(timeout=deadline_s)
         except FutureTimeout as error:
             raise OutsideError(f"checkpoint {self._manifest.ref} was not committed within {deadline_s:g} s") from error
-
-
-def damaged_checkpoints(lineage: Lineage) -> frozenset[CheckpointRef]:
-    """Checkpoints that some attempt, live or not, could not restore from; a new attempt must not name them as its
-    parent.
-    """
-    return frozenset(
-        CheckpointRef(entry.payload["attempt"], entry.payload["step"])
-        for entry in lineage.all_journal_entries()
-        if entry.kind == DAMAGED_CHECKPOINT_KIND
-    )
-
-
-def zero_weight_spans(entries: tuple[JournalEntry, ...]) -> tuple[tuple[int, int], ...]:
-    """Half-open position ranges that skipped and damaged windows cover, in the journal's order."""
-    spans = (entry for entry in entries if entry.kind in ZERO_WEIGHT_KINDS)
-    return tuple((entry.position, entry.position + int(entry.payload["num_windows"])) for entry in spans)
 
 
 def _plan(fields: Mapping[str, Any]) -> Plan:
