@@ -21,6 +21,10 @@ class FailedPrecondition(PhalanxError):
     """Right in form, but not in the state in which things are: another revision, another attempt, a finished job."""
 
 
+class Superseded(FailedPrecondition):
+    """The caller acts for an attempt of a job, and a newer one has been opened: whatever it holds should end itself."""
+
+
 class OutOfRange(PhalanxError):
     """A position that is gone or not there yet: a revision too old, a step past the end."""
 
