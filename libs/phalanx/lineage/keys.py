@@ -14,6 +14,7 @@ _ATTEMPT = re.compile(r"attempts/([0-9]{8})\.json")
 _ENTRY = re.compile(r"journal/a([0-9]{8})/([0-9]{8})\.json")
 _CHECKPOINT = re.compile(r"a([0-9]{8})/s([0-9]{8})/.+")
 _MANIFEST = re.compile(r"a([0-9]{8})/s([0-9]{8})/manifest\.json")
+_RETIRED = re.compile(r"a([0-9]{8})/s([0-9]{8})/retired\.json")
 _RECORDS = re.compile(r"a([0-9]{8})/records/s([0-9]{8})-s([0-9]{8})-r([0-9]{8})\.safetensors")
 
 
@@ -94,6 +95,17 @@ def manifest(ref: CheckpointRef) -> str:
 def manifest_ref(key: str) -> CheckpointRef | None:
     """The checkpoint whose manifest `key` is, or None for any other key."""
     match = _MANIFEST.fullmatch(key)
+    return CheckpointRef(int(match[1]), int(match[2])) if match else None
+
+
+def retired(ref: CheckpointRef) -> str:
+    """`a<A>/s<step>/retired.json`: what the manifest of a checkpoint said that retention removed."""
+    return f"{checkpoint(ref)}retired.json"
+
+
+def retired_ref(key: str) -> CheckpointRef | None:
+    """The checkpoint whose retired manifest `key` is, or None for any other key."""
+    match = _RETIRED.fullmatch(key)
     return CheckpointRef(int(match[1]), int(match[2])) if match else None
 
 

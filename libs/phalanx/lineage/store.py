@@ -212,9 +212,12 @@ class Lineage:
         return decode_records(ref.key, name, self.read_verified(ref))
 
     def live_record_refs(self) -> Iterator[ObjectRef]:
-        """The records objects that the live checkpoints name, oldest checkpoint first."""
-        for ref in self.checkpoints():
-            yield from self.manifest(ref).records
+        """The records objects that the live checkpoints name, those that were retired included, oldest first."""
+        for link in self.chain():
+            listed = self._store.list(keys.checkpoints_of(link.attempt.number))
+            refs = (keys.manifest_ref(info.key) or keys.retired_ref(info.key) for info in listed)
+            for ref in sorted({ref for ref in refs if ref is not None and link.has_step(ref.step)}):
+                yield from self._root(ref).records
 
     def live_records(self) -> Iterator[tuple[WindowRows, StepRows]]:
         """The records of the live chain, one object (a rank's, up to one checkpoint) at a time."""
@@ -251,6 +254,26 @@ class Lineage:
         if manifest.ref != ref:
             raise DamagedObject(key, f"says that it is {manifest.ref}")
         return manifest
+
+    def retire(self, ref: CheckpointRef) -> None:
+        """Keeps the manifest's bytes under `keys.retired`, so that the records it names stay provable when the
+        checkpoint is deleted. The checkpoint exists for as long as its manifest does; again is recognised as done.
+        """
+        self._create_once(keys.retired(ref), self._read_bytes(keys.manifest(ref)))
+
+    def _root(self, ref: CheckpointRef) -> Manifest:
+        """What the manifest of a checkpoint says, or said before it was retired."""
+        try:
+            return decode(Manifest, keys.manifest(ref), self._store.read(keys.manifest(ref)))
+        except ObjectMissing:
+            return self._read(Manifest, keys.retired(ref))
+
+    def retired(self, ref: CheckpointRef) -> Manifest | None:
+        """What the manifest said of a checkpoint that was retired; None for one that was not."""
+        try:
+            return decode(Manifest, keys.retired(ref), self._store.read(keys.retired(ref)))
+        except ObjectMissing:
+            return None
 
     def read_verified(self, ref: ObjectRef) -> bytes:
         """The bytes of any object that a manifest names. Raises DamagedObject unless size and digest are those of

@@ -18,6 +18,7 @@ from typing import Any
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, Lineage, Manifest
+from phalanx.lineage.damage import report_damage
 from phalanx.lineage.plan import (
     DAMAGED_CHECKPOINT_KIND,
     HORIZON_STEPS,
@@ -132,11 +133,7 @@ class StorageControl:
 
     def refuse_parent(self, parent: Manifest, why: str) -> None:
         """See `Control.refuse_parent`. Any rank may find the damage; the first entry is enough."""
-        payload = {"attempt": parent.attempt, "step": parent.step, "why": why}
-        request_id = f"damaged-{parent.attempt}-{parent.step}"
-        self._lineage.append_journal(
-            self._attempt, DAMAGED_CHECKPOINT_KIND, parent.loader.position, payload, request_id=request_id
-        )
+        report_damage(self._lineage, self._attempt, parent.ref, parent.loader.position, why)
 
     def listen(self) -> None:
         """Takes orders as signals from now on; call in the main thread."""
