@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.gang.cause import Cause
 
-_NEVER_RETRIED = ("user_error", "interrupted")
+_NEVER_RETRIED = ("user_error", "interrupted", "superseded")
 
 
 @dataclass(frozen=True, slots=True)

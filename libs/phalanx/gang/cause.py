@@ -19,7 +19,15 @@ from typing import Any, Literal
 from phalanx.gang.order import Event, RankExit
 
 CauseKind = Literal[
-    "process_death", "user_error", "error", "hang", "out_of_memory", "storage", "lost_peer", "interrupted"
+    "process_death",
+    "user_error",
+    "error",
+    "hang",
+    "out_of_memory",
+    "storage",
+    "lost_peer",
+    "interrupted",
+    "superseded",
 ]
 
 
@@ -37,7 +45,7 @@ class Cause:
 
     rank: None when it was no rank (the fork server, the user). detail: a traceback or a stack, many lines.
     is_waiting: a hang inside a collective, for which a rank of another host may be to blame.
-    interrupted: the user stopped the gang before its ranks could end by themselves.
+    interrupted: the user stopped the gang before its ranks could end by themselves. superseded: a newer attempt exists.
     """
 
     kind: CauseKind

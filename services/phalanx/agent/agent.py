@@ -1,0 +1,137 @@
+"""An agent put together: the node, the stream to train, the socket for ranks."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import secrets
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from phalanx.agent import preparing, records
+from phalanx.agent.access import ACCESS
+from phalanx.agent.attempts import Attempts
+from phalanx.agent.execute import Executor
+from phalanx.agent.gangs import GangKey, HeldGang
+from phalanx.agent.inventory import node_id, take_inventory
+from phalanx.agent.node import Item, Node
+from phalanx.agent.options import Options
+from phalanx.agent.outbox import Numbered
+from phalanx.agent.ranks import CHECKPOINT_METHODS, DATA_METHODS, OnBehalf
+from phalanx.agent.server import RankServer
+from phalanx.agent.servers import ForkServers
+from phalanx.agent.slots import Slots
+from phalanx.agent.uplink import Uplink
+from phalanx.api.agent.v1 import agent_service_pb2 as pb
+from phalanx.api.agent.v1.rank_service_pb2_grpc import add_RankServiceServicer_to_server
+from phalanx.rpc.client import connect, connect_service
+from phalanx.rpc.config import ServiceConfig
+from phalanx.rpc.metrics import Metrics, MetricsServer
+from phalanx.rpc.unix import MAX_PATH_BYTES, serve_unix
+from phalanx.trainer.local import PRELOAD
+
+DIGEST_DEADLINE_S = 120.0
+FLUSH_DEADLINE_S = 5.0
+DEFAULT_GRACE_S = 60.0
+
+
+class Agent:
+    """The agent of one node; a context manager that ends its ranks (after they had their grace) when it is left.
+
+    config: its services name train, data and checkpoint. Raises PhalanxError for what the user must change.
+    """
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self._config, self._options = config, config.option_table(Options)
+        self._options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.node_id, self.inventory = node_id(self._options), take_inventory(self._options)
+        self._instance_id = secrets.token_hex(8)
+        self._attempts = Attempts()
+        self._servers = ForkServers(PRELOAD, lambda model: preparing.code_digest(model, DIGEST_DEADLINE_S))
+        self._train = connect_service(config, "train")
+        credentials = replace(config.security.credentials, token=None)
+        self._data = connect("data", config.services["data"], credentials, idempotent=DATA_METHODS)
+        self._checkpoint = connect(
+            "checkpoint", config.services["checkpoint"], credentials, idempotent=CHECKPOINT_METHODS
+        )
+        self._uplink = Uplink(
+            self._train,
+            self._hello,
+            lambda order: self._executor.take(order),
+            self._acknowledged,
+            heartbeat_s=self._options.heartbeat_s,
+            max_waiting=self._options.max_waiting_records,
+        )
+        self._node = Node(
+            self.node_id,
+            self._servers,
+            Slots(self.inventory.num_slots, self.inventory.gpus),
+            self._attempts,
+            self._options.state_dir / "ranks",
+            self._uplink.put,
+        )
+        self._socket = socket_path(self._options)
+        self._executor = Executor(self._node, self._servers, self.inventory.address, self._socket, self._uplink.answer)
+
+    def __enter__(self) -> Self:
+        on_behalf = OnBehalf(self._attempts, self._data, self._checkpoint, self._node.supersede, self._node.committed)
+        ranks, metrics = RankServer(self._attempts, on_behalf), Metrics()
+        self._rank_server = serve_unix(
+            self._socket, [lambda server: add_RankServiceServicer_to_server(ranks, server)], ACCESS, metrics=metrics
+        )
+        self._metrics_server = MetricsServer(metrics, self._config.metrics) if self._config.metrics else None
+        self._uplink.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._node.stop(self._grace_s)
+            self._uplink.flush(FLUSH_DEADLINE_S)
+        finally:
+            self._servers.close()
+            self._uplink.close()
+            self._rank_server.stop(0.0)
+            if self._metrics_server is not None:
+                self._metrics_server.close()
+            for channel in (self._train, self._data, self._checkpoint):
+                channel.close()
+
+    def _grace_s(self, held: HeldGang) -> float:
+        """The agent's own, or the job's `[deadlines]`."""
+        if self._options.stop_grace_s:
+            return self._options.stop_grace_s
+        deadlines = held.order.arguments.get("job", {}).get("deadlines", {})
+        default_s = deadlines.get("step_s", DEFAULT_GRACE_S) + deadlines.get("save_s", 0.0)
+        return float(deadlines.get("stop_grace_s") or default_s)
+
+    def _hello(self) -> pb.Hello:
+        return pb.Hello(
+            node_id=self.node_id,
+            instance_id=self._instance_id,
+            inventory=records.to_inventory(self.inventory),
+            gangs=self._node.held(),
+            version=importlib.metadata.version("phalanx"),
+        )
+
+    def _acknowledged(self, report: Numbered[Item]) -> None:
+        for item in report.items:
+            self._node.acknowledged(GangKey(report.job, report.attempt), item)
+
+
+def socket_path(options: Options) -> Path:
+    """Where ranks reach this agent: in the state folder, or in a folder of one's own with a short name where that path
+    is longer than a Unix socket's may be.
+    """
+    if options.socket:
+        return Path(options.socket)
+    path = options.state_dir.absolute() / "socket" / "ranks"
+    if len(str(path).encode()) <= MAX_PATH_BYTES:
+        return path
+    name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    return Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}-{name}" / "ranks"

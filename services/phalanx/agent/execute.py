@@ -1,0 +1,185 @@
+"""Train's orders, carried out on a node: each in a thread of its own, answered once."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from phalanx.agent import preparing, records
+from phalanx.agent.attempts import Attempt
+from phalanx.agent.gangs import GangKey
+from phalanx.agent.logs import read_chunk
+from phalanx.agent.node import CHECKPOINT_SIGNAL, STOP_SIGNAL, Node
+from phalanx.agent.orders import OrderBook
+from phalanx.agent.servers import ForkServers
+from phalanx.api.agent.v1 import agent_service_pb2 as pb
+from phalanx.api.agent.v1 import rank_service_pb2
+from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.gang import Cause, GangOrder, Rendezvous
+from phalanx.rpc.errors import FailedPrecondition, Superseded
+from phalanx.trainer.local import ENTRY
+
+DEFAULT_DEADLINE_S = 60.0
+LOG = logging.getLogger(__name__)
+
+
+class Executor:
+    """Carries out orders. address: of this node for ranks of others. socket: where ranks reach this agent.
+
+    entry: what ranks run. send: gives an answer to train.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        servers: ForkServers,
+        address: str,
+        socket: Path,
+        send: Callable[[pb.Answer], None],
+        entry: str = ENTRY,
+    ) -> None:
+        self._node, self._servers, self._address, self._socket, self._entry = node, servers, address, socket, entry
+        self._book: OrderBook[pb.Answer] = OrderBook(send)
+        self._handlers: Mapping[str, Callable[[pb.Order, float], Mapping[str, Any]]] = {
+            "prepare": self._prepare,
+            "start_gang": self._start_gang,
+            "end_gang": self._end_gang,
+            "give_orders": self._give_orders,
+            "take_stacks": self._take_stacks,
+            "read_log": self._read_log,
+            "release_job": self._release_job,
+        }
+
+    def take(self, order: pb.Order) -> None:
+        """Begins to carry out an order that is new; returns at once."""
+        if self._book.is_new(order.id):
+            name = order.WhichOneof("order") or "nothing"
+            threading.Thread(target=self._carry_out, args=(order,), name=f"order-{name}", daemon=True).start()
+
+    def _carry_out(self, order: pb.Order) -> None:
+        answer = pb.Answer(order_id=order.id)
+        try:
+            deadline_s = order.deadline.ToTimedelta().total_seconds() or DEFAULT_DEADLINE_S
+            handler = self._handlers.get(order.WhichOneof("order") or "")
+            if handler is None:
+                raise OutsideError("this agent knows no such order: train and agent are of different versions")
+            answer = pb.Answer(order_id=order.id, **handler(order, deadline_s))
+        except (PhalanxError, OutsideError) as error:
+            LOG.warning("order %s of %s: %s", order.WhichOneof("order"), order.job, error)
+            answer.failure.cause.CopyFrom(records.to_cause(_cause(error), self._node.node_id))
+        except BaseException as error:
+            LOG.exception("order %s of %s", order.WhichOneof("order"), order.job)
+            cause = Cause("error", None, f"{type(error).__name__}: {error}")
+            answer.failure.cause.CopyFrom(records.to_cause(cause, self._node.node_id))
+        self._book.answer(order.id, answer)
+
+    def _prepare(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:
+        asked = order.prepare
+        found = preparing.prepare(json.loads(asked.spec_json), asked.world_size, _origin(asked), deadline_s)
+        self._servers.warm(order.job, found["code_digest"])
+        prepared = pb.Prepared(
+            arguments_json=json.dumps(found["arguments"]),
+            identity_digest=found["identity_digest"],
+            code_digest=found["code_digest"],
+            warnings=found["warnings"],
+            placement_json=json.dumps(found["placement"]),
+        )
+        return {"prepared": prepared}
+
+    def _start_gang(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:
+        asked, key = order.start_gang, GangKey(order.job, order.attempt)
+        arguments = json.loads(asked.arguments_json)
+        parent = (asked.parent_attempt, asked.parent_step) if asked.parent_attempt else None
+        gang_order = GangOrder(
+            world_size=asked.world_size,
+            entry=self._entry,
+            log_dir=self._node.log_folder(key.job, key.attempt),
+            arguments={**arguments, "debug_rank": None, "agent": self._agent_of(key)},
+            attempt=key.attempt,
+            ranks=tuple(sorted(asked.ranks)),
+            rendezvous=_rendezvous(asked.rendezvous),
+            address=self._address,
+        )
+        model_class = arguments.get("job", {}).get("model", {}).get("class")
+        ends_s = time.monotonic() + deadline_s
+        held = self._node.start(Attempt(key, parent, asked.token), gang_order, asked.code_digest, model_class)
+        if time.monotonic() > ends_s:  # train has given this start up
+            self._node.end(key, 0.0)
+            raise OutsideError(f"{key} did not start within {deadline_s:g} s")
+        pids = [held.pids[rank] for rank in asked.ranks]
+        rendezvous = f"{held.rendezvous.address}:{held.rendezvous.port}"
+        return {"gang_started": pb.GangStarted(rendezvous=rendezvous, pids=pids)}
+
+    def _agent_of(self, key: GangKey) -> Mapping[str, Any]:
+        """How ranks reach this agent, and as whom."""
+        return {"socket": str(self._socket), "job": key.job, "attempt": key.attempt}
+
+    def _end_gang(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:
+        asked, key = order.end_gang, GangKey(order.job, order.attempt)
+        LOG.info("%s is to end: %s", key, asked.why)
+        because = Cause("superseded", None, asked.why) if asked.superseded else None
+        self._node.end(key, asked.grace.ToTimedelta().total_seconds(), because)
+        return {"done": pb.Done()}
+
+    def _give_orders(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:
+        key = GangKey(order.job, order.attempt)
+        if order.give_orders.checkpoint:
+            self._node.give(key, rank_service_pb2.RANK_ORDER_CHECKPOINT, CHECKPOINT_SIGNAL)
+        if order.give_orders.stop:
+            self._node.give(key, rank_service_pb2.RANK_ORDER_STOP, STOP_SIGNAL)
+        return {"done": pb.Done()}
+
+    def _take_stacks(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:
+        key = GangKey(order.job, order.attempt)
+        held = self._node.gang(key)
+        if held is None:
+            raise FailedPrecondition(str(key), expected="an attempt that runs here", remedy="look at its logs instead")
+        wanted = set(order.take_stacks.ranks)
+        stacks = {rank: text for rank, text in held.stacks(deadline_s).items() if not wanted or rank in wanted}
+        return {"stacks": pb.Stacks(stacks=stacks)}
+
+    def _read_log(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:
+        asked = order.read_log
+        folder = self._node.log_folder(order.job, order.attempt)
+        attempt = int(folder.name.partition("-")[2] or 0)
+        held = self._node.gang(GangKey(order.job, attempt))  # asked before the log is read: what comes after is in it
+        chunk = read_chunk(folder / f"rank{asked.rank}.log", asked.offset, asked.max_bytes)
+        complete = held is None and chunk.offset + len(chunk.data) >= chunk.size
+        return {"log_chunk": pb.LogChunk(data=chunk.data, offset=chunk.offset, complete=complete)}
+
+    def _release_job(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:
+        self._node.release(order.job)
+        return {"done": pb.Done()}
+
+
+def _rendezvous(text: str) -> Rendezvous | None:
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    return Rendezvous(host, int(port))
+
+
+def _origin(asked: pb.Prepare) -> Mapping[str, Any] | None:
+    if not asked.HasField("origin"):
+        return None
+    origin = asked.origin
+    return {
+        "job": origin.job,
+        "storage": origin.storage,
+        "attempt": origin.attempt,
+        "step": origin.step,
+        "spec": json.loads(origin.spec_json),
+    }
+
+
+def _cause(error: PhalanxError | OutsideError) -> Cause:
+    if isinstance(error, Superseded):
+        return Cause("superseded", None, str(error))
+    if isinstance(error, PhalanxError):
+        return Cause("user_error", None, str(error))
+    return Cause("storage" if isinstance(error, preparing.StorageError) else "error", None, str(error))

@@ -1,0 +1,212 @@
+"""What a node does: carries out train's orders, holds gangs, and tells what happens to them.
+
+Every order is carried out in a thread of its own, once, and answered within its deadline. Killed: the ranks die with
+this process, and the next agent of the node holds nothing, which train learns from its hello.
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from phalanx.agent import records
+from phalanx.agent.attempts import Attempt, Attempts
+from phalanx.agent.gangs import GangKey, HeldGang
+from phalanx.agent.outbox import Waiting
+from phalanx.agent.servers import ForkServers
+from phalanx.agent.slots import Slots
+from phalanx.api.agent.v1 import agent_service_pb2 as pb
+from phalanx.api.agent.v1 import record_pb2
+from phalanx.core.errors import OutsideError
+from phalanx.gang import Cause, Event, GangOrder, GangOutcome
+from phalanx.gang.sections import Durations
+from phalanx.rpc.errors import FailedPrecondition, Superseded
+
+END_DEADLINE_S = 25.0  # beyond a grace: for SIGKILL, the fork server's end, the last events
+Item = record_pb2.Record | pb.GangEnded
+LOG = logging.getLogger(__name__)
+
+
+class Node:
+    """The gangs of this node. Safe from any thread.
+
+    tell: takes what must reach train. folder: of the logs of ranks.
+    """
+
+    def __init__(
+        self,
+        node_id: str,
+        servers: ForkServers,
+        slots: Slots,
+        attempts: Attempts,
+        folder: Path,
+        tell: Callable[[Waiting[Item]], None],
+        on_record: Callable[[GangKey, record_pb2.Record], None] = lambda key, record: None,
+    ) -> None:
+        self.node_id, self.attempts = node_id, attempts
+        self._servers, self._slots, self._folder = servers, slots, folder
+        self._tell, self._on_record = tell, on_record
+        self._lock = threading.Lock()
+        self._gangs: dict[GangKey, HeldGang] = {}
+        self._ended: dict[GangKey, pb.HeldGang] = {}
+        self._committed: dict[GangKey, set[int]] = {}
+        self._past: dict[tuple[str, int], Mapping[str, Durations]] = {}
+
+    def held(self) -> list[pb.HeldGang]:
+        """The gangs that live here, and those whose end train has not acknowledged."""
+        with self._lock:
+            running = [
+                pb.HeldGang(job=key.job, attempt=key.attempt, ranks=held.order.local_ranks, state=pb.GANG_STATE_RUNNING)
+                for key, held in self._gangs.items()
+            ]
+            return [*self._ended.values(), *running]
+
+    def log_folder(self, job: str, attempt: int) -> Path:
+        """Where the ranks of an attempt write; 0 is the newest attempt that ran here."""
+        folder = self._folder / job.removeprefix("projects/").replace("/jobs/", "/")
+        if attempt:
+            return folder / f"attempt-{attempt}"
+        ran = sorted(folder.glob("attempt-*"), key=lambda path: int(path.name.partition("-")[2]))
+        return ran[-1] if ran else folder
+
+    def gang(self, key: GangKey) -> HeldGang | None:
+        """The living gang of an attempt."""
+        with self._lock:
+            return self._gangs.get(key)
+
+    def start(self, attempt: Attempt, order: GangOrder, code_digest: str, model_class: str | None) -> HeldGang:
+        """Starts the ranks of an attempt; those of an older one are ended first. Raises Superseded for an attempt that
+        is not the newest here, PhalanxError and OutsideError where the gang can't start.
+        """
+        key = attempt.key
+        self._make_way(key)
+        environ = self._slots.take(key, len(order.local_ranks))
+        self.attempts.open(attempt)
+        try:
+            order = replace(order, environ={**order.environ, **environ})
+            gang = self._servers.start(key.job, code_digest, model_class, order)
+        except BaseException:
+            self._let_go(key)
+            raise
+        past = self._past.get((key.job, order.world_size), {})
+        held = HeldGang(key, gang, self._on_event, self._on_end, past)
+        with self._lock:
+            self._gangs[key] = held
+            self._committed[key] = set()
+        held.start()
+        LOG.info("%s: ranks %s started (%s)", key, order.local_ranks, dict(gang.pids))
+        return held
+
+    def _make_way(self, key: GangKey) -> None:
+        with self._lock:
+            others = [held for each, held in self._gangs.items() if each.job == key.job]
+        for held in others:
+            if held.key.attempt >= key.attempt:
+                kind = FailedPrecondition if held.key == key else Superseded
+                raise kind(str(key), expected=f"newer than {held.key}", remedy="nothing: the newest attempt goes on")
+            self.supersede(held.key, f"attempt {key.attempt} starts")
+            self._await_end(held, 0.0)
+
+    def end(self, key: GangKey, grace_s: float, because: Cause | None = None) -> None:
+        """Ends the ranks of an attempt; returns when they are gone. Raises OutsideError where they don't go."""
+        held = self.gang(key)
+        if held is not None:
+            held.end(grace_s, because)
+            self._await_end(held, grace_s)
+
+    def supersede(self, key: GangKey, why: str) -> None:
+        """Begins to end the ranks of an attempt that is not the newest any more."""
+        held = self.gang(key)
+        if held is not None:
+            LOG.warning("%s is superseded: %s; its ranks end", key, why)
+            held.end(0.0, Cause("superseded", None, why))
+
+    def _await_end(self, held: HeldGang, grace_s: float) -> None:
+        if not held.wait_over(grace_s + END_DEADLINE_S):
+            raise OutsideError(f"{held.key} did not end within {grace_s + END_DEADLINE_S:g} s")
+
+    def give(self, key: GangKey, order: int, signum: int) -> None:
+        """Passes an order to the ranks: to rank 0 by its stream, where it lives here; else to all by a signal."""
+        self.attempts.give(key, order)
+        held = self.gang(key)
+        if held is not None and 0 not in held.order.local_ranks:
+            held.signal(signum)
+
+    def committed(self, key: GangKey, step: int) -> None:
+        """Tells that a checkpoint of the attempt exists; once, whoever knows it first."""
+        self._put(key, Event(0, "committed", {"attempt": key.attempt, "step": step}, time.monotonic()))
+
+    def release(self, job: str) -> None:
+        """Ends whatever runs of a job, and its fork server."""
+        with self._lock:
+            keys = [key for key in self._gangs if key.job == job]
+        for key in keys:
+            self.end(key, 0.0)
+        self._servers.release(job)
+
+    def stop(self, grace_of: Callable[[HeldGang], float]) -> None:
+        """Has every gang commit and return, ends what is left after its grace; returns when no rank lives."""
+        with self._lock:
+            gangs = list(self._gangs.values())
+        for held in gangs:
+            held.end(grace_of(held))
+        for held in gangs:
+            self._await_end(held, grace_of(held))
+
+    def acknowledged(self, key: GangKey, item: Item) -> None:
+        """Train has what was told: the end of a gang need not be remembered."""
+        if isinstance(item, pb.GangEnded):
+            with self._lock:
+                self._ended.pop(key, None)
+
+    def _on_event(self, held: HeldGang, event: Event) -> None:
+        self._put(held.key, event, held.started_s)
+
+    def _put(self, key: GangKey, event: Event, started_s: float | None = None) -> None:
+        held = self.gang(key)
+        if started_s is None:
+            started_s = held.started_s if held is not None else event.time_monotonic_s
+        wall_s = time.time() - (time.monotonic() - event.time_monotonic_s)
+        record = records.to_record(event, attempt=key.attempt, node=self.node_id, started_s=started_s, wall_s=wall_s)
+        if record is None or self._is_known(key, record):
+            return
+        self._tell(Waiting(key.job, key.attempt, record, is_droppable=records.is_droppable(record)))
+        self._on_record(key, record)
+
+    def _is_known(self, key: GangKey, record: record_pb2.Record) -> bool:
+        """Rank and agent may both tell of a commit."""
+        if record.WhichOneof("event") != "committed":
+            return False
+        with self._lock:
+            told = self._committed.setdefault(key, set())
+            is_known = record.committed.step in told
+            told.add(record.committed.step)
+        return is_known
+
+    def _on_end(self, held: HeldGang, outcome: GangOutcome) -> None:
+        key = held.key
+        with self._lock:
+            committed = max(self._committed.pop(key, set()), default=0)
+            ended = records.to_gang_ended(
+                outcome, self.node_id, last_step=held.last_step, committed_step=max(committed, held.committed_step)
+            )
+            self._ended[key] = pb.HeldGang(
+                job=key.job, attempt=key.attempt, ranks=held.order.local_ranks, state=ended.state
+            )
+            self._gangs.pop(key, None)
+            self._past = {(key.job, held.order.world_size): held.past}
+        self._let_go(key)
+        self._tell(Waiting(key.job, key.attempt, ended, is_batched=False))
+        LOG.info("%s ended: %s, %s", key, outcome.state, outcome.first_cause or "no cause")
+
+    def _let_go(self, key: GangKey) -> None:
+        self.attempts.close(key)
+        self._slots.free(key)
+
+
+STOP_SIGNAL, CHECKPOINT_SIGNAL = signal.SIGTERM, signal.SIGUSR1

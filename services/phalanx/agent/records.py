@@ -1,0 +1,180 @@
+"""From what ranks report to what the contract says: events to records, causes, and how a gang ended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from phalanx.agent.inventory import Inventory
+from phalanx.api.agent.v1 import agent_service_pb2 as agent_pb
+from phalanx.api.agent.v1 import record_pb2 as pb
+from phalanx.gang import Cause, Event, GangOutcome
+from phalanx.gang.cause import first_cause
+
+DROPPABLE = ("phase", "progress", "step_time")  # fields of a record's event that a later one of its kind makes up for
+
+
+def to_record(event: Event, *, attempt: int, node: str, started_s: float, wall_s: float) -> pb.Record | None:
+    """The record of an event; None for what nobody beside the gang needs. started_s: when the gang started, by the
+    clock of the event. wall_s: the wall clock of its moment.
+    """
+    make = _MAKERS.get(event.kind)
+    if make is None or event.rank is None:
+        return None
+    record = pb.Record(rank=event.rank, attempt=attempt, since_start_s=event.time_monotonic_s - started_s)
+    record.time.FromNanoseconds(int(wall_s * 1e9))
+    make(record, event, node)
+    return record
+
+
+def is_droppable(record: pb.Record) -> bool:
+    """Whether the record may be left out when train does not take records for long."""
+    return record.WhichOneof("event") in DROPPABLE
+
+
+def to_cause(cause: Cause, node: str) -> pb.Cause:
+    """A cause as the contract tells it."""
+    told = pb.Cause(
+        kind=pb.CauseKind.Value(f"CAUSE_KIND_{cause.kind.upper()}"),
+        message=cause.message,
+        where=cause.where,
+        detail=cause.detail,
+        signal=cause.signal or 0,
+        node_id=node,
+    )
+    if cause.rank is not None:
+        told.rank = cause.rank
+    if cause.exit_code is not None:
+        told.exit_code = cause.exit_code
+    return told
+
+
+def to_state(outcome: GangOutcome) -> agent_pb.GangState:
+    """What became of the gang."""
+    return {
+        "ok": agent_pb.GANG_STATE_FINISHED,
+        "stopped": agent_pb.GANG_STATE_STOPPED,
+        "failed": agent_pb.GANG_STATE_FAILED,
+    }[outcome.state]
+
+
+def to_gang_ended(outcome: GangOutcome, node: str, *, last_step: int, committed_step: int) -> agent_pb.GangEnded:
+    """How a gang ended on this node."""
+    cause = outcome.first_cause
+    return agent_pb.GangEnded(
+        state=to_state(outcome),
+        cause=None if cause is None else to_cause(cause, node),
+        weight=0 if cause is None else int(cause.weight),
+        last_step=last_step,
+        committed_step=committed_step,
+    )
+
+
+def to_inventory(inventory: Inventory) -> agent_pb.Inventory:
+    """What the node has, as the contract tells it."""
+    gpus = [agent_pb.Gpu(name=gpu.name, uuid=gpu.uuid, memory_bytes=gpu.memory_bytes) for gpu in inventory.gpus]
+    return agent_pb.Inventory(
+        host=inventory.host,
+        address=inventory.address,
+        num_slots=inventory.num_slots,
+        num_cpus=inventory.num_cpus,
+        memory_bytes=inventory.memory_bytes,
+        gpus=gpus,
+        nvlink_domain=inventory.nvlink_domain,
+        rail=inventory.rail,
+        leaf_switch=inventory.leaf_switch,
+    )
+
+
+def _entry(record: pb.Record, event: Event, node: str) -> None:
+    record.phase.CopyFrom(pb.Phase(name="import", deadline_s=event.fields.get("deadline_s")))
+
+
+def _phase(record: pb.Record, event: Event, node: str) -> None:
+    fields = event.fields
+    phase = pb.Phase(name=str(fields["name"]), step=int(fields.get("step") or 0), deadline_s=fields.get("deadline_s"))
+    record.phase.CopyFrom(phase)
+
+
+def _progress(record: pb.Record, event: Event, node: str) -> None:
+    fields = event.fields
+    record.progress.CopyFrom(
+        pb.Progress(
+            step=int(fields["step"]),
+            loss=fields["loss"],
+            gradient_norm=fields["gradient_norm"],
+            learning_rate=float(fields["lr"]),
+            tokens=int(fields["tokens"]),
+            step_time_s=float(fields["step_time_s"]),
+            data_wait_s=float(fields["data_wait_s"]),
+        )
+    )
+
+
+def _step_time(record: pb.Record, event: Event, node: str) -> None:
+    fields = event.fields
+    record.step_time.CopyFrom(
+        pb.StepTime(
+            step=int(fields["step"]), step_time_s=float(fields["step_time_s"]), busy_s=float(fields.get("busy_s") or 0)
+        )
+    )
+
+
+def _committed(record: pb.Record, event: Event, node: str) -> None:
+    attempt = int(event.fields.get("attempt", record.attempt))
+    record.committed.CopyFrom(pb.Committed(attempt=attempt, step=int(event.fields["step"])))
+
+
+def _non_finite(record: pb.Record, event: Event, node: str) -> None:
+    fields = event.fields
+    record.non_finite.CopyFrom(
+        pb.NonFinite(step=int(fields["step"]), loss=str(fields["loss"]), gradient_norm=str(fields["gradient_norm"]))
+    )
+
+
+def _evaluation(record: pb.Record, event: Event, node: str) -> None:
+    record.evaluation.CopyFrom(pb.Evaluation(step=int(event.fields["step"]), loss=event.fields["loss"]))
+
+
+def _opened(record: pb.Record, event: Event, node: str) -> None:
+    record.opened.CopyFrom(pb.Opened(step=int(event.fields["step"])))
+
+
+def _damage(record: pb.Record, event: Event, node: str) -> None:
+    fields = event.fields
+    what = str(fields.get("checkpoint") or fields.get("shard") or "")
+    record.damaged.CopyFrom(pb.Damaged(what=what, why=str(fields["why"])))
+
+
+def _error(record: pb.Record, event: Event, node: str) -> None:
+    cause = first_cause([event], [])
+    assert cause is not None
+    record.error.CopyFrom(to_cause(cause, node))
+
+
+def _exit(record: pb.Record, event: Event, node: str) -> None:
+    fields = event.fields
+    record.ended.CopyFrom(
+        pb.Ended(exit_code=fields["exit_code"], signal=fields["signal"] or 0, sent_by_us=bool(fields["sent_by_us"]))
+    )
+
+
+def _finished(record: pb.Record, event: Event, node: str) -> None:
+    record.finished.CopyFrom(pb.Finished(step=int(event.fields["step"]), stopped=event.kind == "stopped"))
+
+
+_MAKERS: Mapping[str, Callable[[Any, Event, str], None]] = {
+    "entry": _entry,
+    "phase": _phase,
+    "progress": _progress,
+    "step_time": _step_time,
+    "committed": _committed,
+    "non_finite": _non_finite,
+    "evaluation": _evaluation,
+    "opened": _opened,
+    "damage": _damage,
+    "error": _error,
+    "exit": _exit,
+    "finished": _finished,
+    "stopped": _finished,
+}
