@@ -7,7 +7,7 @@ MINISTACK := .venv-ministack
 MINISTACK_STAMP := $(MINISTACK)/.installed
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup setup-test demo test test-all lint types imports proto api api-baseline unit service distributed e2e readme wheel-test clean
+.PHONY: help setup setup-test demo test test-all lint types imports proto api api-baseline unit service browser distributed infra e2e readme wheel-test clean
 
 help:
 	@echo "make demo      prepare a corpus, train on 8 ranks, lose one, change the layout, prove it, export (about 3 minutes)"
@@ -33,7 +33,7 @@ $(MINISTACK_STAMP): tests/ministack-requirements.txt
 demo: setup
 	@$(BIN)/phalanx demo $(ARGS)
 
-test: lint types imports proto unit service distributed e2e readme
+test: lint types imports proto unit service browser distributed e2e readme
 
 test-all: lint types imports proto setup-test
 	$(BIN)/pytest tests -m "long or not long" $(ARGS)
@@ -66,6 +66,14 @@ unit: setup-test
 
 service: setup-test
 	$(BIN)/pytest tests/service -m "not long" -q $(ARGS)
+
+# The monitor's page in a real browser; skipped with a reason where there is no chromium.
+browser: setup-test
+	$(BIN)/pytest tests/browser -m "not long" -q $(ARGS)
+
+# Terraform's module and docker compose, for real where their engines can be had (see .ci/run).
+infra: setup-test
+	$(BIN)/pytest tests/infra -q $(ARGS)
 
 distributed: setup-test
 	$(BIN)/pytest tests/distributed -m "not long" -q $(ARGS)

@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Brings what the slower tests need beside Python and is missing: a browser for the page. Debian and Ubuntu, as root.
+set -euo pipefail
+install() {
+    if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
+        echo "cannot install $*: install it by hand, or the tests that need it are skipped" >&2
+        return 0
+    fi
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
+}
+command -v chromium >/dev/null || install chromium
