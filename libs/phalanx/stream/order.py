@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from phalanx.core.philox import key_of, permutation
 from phalanx.stream.shards import ShardIndex
+from phalanx.stream.spans import merged
 
 OPEN_EPOCHS = 2
 OPEN_BLOCKS = 4
@@ -83,6 +84,8 @@ class SegmentColumns:
 
 
 _FIELDS = tuple(SegmentColumns.__dataclass_fields__)
+_NONE = np.zeros(0, np.int64)
+NO_SEGMENTS = SegmentColumns(_NONE, _NONE, _NONE, _NONE, _NONE, np.zeros(0, np.bool_), np.zeros(0, np.bool_))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,6 +208,27 @@ class Order:
         begins, ends = block.starts[ranks] + block_start, block.starts[ranks + 1] + block_start
         firsts, lasts = np.maximum(begins - 1, 0) // self.seq_len, (ends - 1) // self.seq_len
         return np.unique(np.concatenate([np.arange(a, b + 1) for a, b in zip(firsts, lasts, strict=True)]))
+
+    def spans_of_shard(self, epoch: int, shard: int) -> NDArray[np.int64]:
+        """Windows that have tokens of a shard among their inputs in an epoch, as half-open ranges int64 [k, 2] that
+        neither overlap nor touch; they may begin before the epoch and end behind it.
+        """
+        block, block_start, first = self._holding(epoch, shard)
+        ranks = block.rank_of[first : first + len(self.index_of(shard).lengths)]
+        begins, ends = block.starts[ranks] + block_start, block.starts[ranks + 1] + block_start
+        return merged(np.stack([begins // self.seq_len, (ends - 1) // self.seq_len + 1], axis=1))
+
+    def span_of_block(self, epoch: int, shard: int) -> tuple[int, int]:
+        """Windows that have tokens of the block that holds a shard in an epoch: those that can't be made without the
+        shard's index. From the manifest alone.
+        """
+        plan = self._epoch(epoch)
+        slot = int(np.flatnonzero(plan.shards == shard)[0])
+        first = slot - slot % self.shuffle_block_shards
+        last = min(first + self.shuffle_block_shards, len(plan.shards))
+        start = epoch * self.epoch_tokens
+        begin, end = start + int(plan.starts[first]), start + int(plan.starts[last])
+        return begin // self.seq_len, (end - 1) // self.seq_len + 1
 
     def epoch_of(self, position: int) -> int:
         """Epoch of the window's first token."""

@@ -19,8 +19,9 @@ from numpy.typing import NDArray
 from phalanx.objects import ObjectStore
 from phalanx.stream.batch import SURPLUS
 from phalanx.stream.manifest import Split
-from phalanx.stream.members import DEFAULT_CACHE_BYTES, MemberCache, Tokens
-from phalanx.stream.order import Order, SegmentColumns
+from phalanx.stream.members import DEFAULT_CACHE_BYTES, DamagedShard, MemberCache, Tokens
+from phalanx.stream.order import NO_SEGMENTS, Order, SegmentColumns
+from phalanx.stream.spans import as_array, hold, holds, merged
 
 IGNORED_TARGET = -100
 _LOG = logging.getLogger(__name__)
@@ -33,7 +34,8 @@ class ReadRows:
     position int64 [n]; weight float32 [n]: 1, or 0 where the journal takes the window out; xxh3 uint64 [n]: XXH3-64
     over the window's input tokens as little-endian uint32, as the model received them. segment_window int64 [m]: row of
     the segment's window; shard, member, offset (tokens inside the member), length (tokens): int64 [m]. A window of
-    weight 0 lists the segments it stands for, though their bytes were not read.
+    weight 0 lists the segments it stands for, though their bytes were not read; none where the index that would tell
+    them is damaged.
     """
 
     position: NDArray[np.int64]
@@ -63,7 +65,8 @@ class WindowReader:
     """Reads windows of `split` in the given order.
 
     zero_weight: ranges [start, stop) of window positions that the journal takes out of training (skipped or damaged):
-    their bytes are not read, they hold token 0 and no target, and count no valid token. cache_bytes bounds the members
+    not a byte of them is read, they hold token 0 and no target, and count no valid token. The last target of the window
+    before one of them, which would be its first token, does not count either. cache_bytes bounds the members
     kept, and a warning is logged where a block may hold more; deadline_s bounds one read. Use it in the process that
     made it; `close` ends its threads.
     """
@@ -87,7 +90,8 @@ class WindowReader:
 
     def set_zero_weight(self, spans: Sequence[tuple[int, int]]) -> None:
         """Takes other ranges out of training from now on: the journal has changed."""
-        self._zero_weight = np.array(sorted(spans), dtype=np.int64).reshape(-1, 2)
+        self._zero_weight = merged(as_array(spans))
+        self._without_segments = as_array(())
 
     def close(self) -> None:
         """Ends the threads that fetch ahead."""
@@ -103,8 +107,7 @@ class WindowReader:
         """Starts to fetch what these windows need (any shape, -1 ignored), as far as the cache holds it; raises only
         what the indices raise.
         """
-        starts = (position * self._order.seq_len for position in self._read_positions(positions))
-        windows = (self._order.between(start, start + self._order.seq_len + 1) for start in starts)
+        windows = (self._order.between(*self._tokens_read(p)) for p in self._read_positions(positions))
         self._members.ahead(member for window in windows for member in _members_of(window))
 
     def read(self, positions: NDArray[np.int64]) -> WindowBatch:
@@ -121,12 +124,14 @@ class WindowReader:
         for row, position in enumerate(positions.tolist()):
             if position == SURPLUS:
                 continue
-            segments, is_zero = self._order.window(position), self._is_zero_weight(position)
-            if not is_zero:
-                tokens[row], targets[row] = self._tokens_and_targets(position, segments)
+            if self._is_zero_weight(position):
+                rows.add(position, 0.0, tokens[row], self._segments_left_out(position))
+                continue
+            segments = self._order.window(position)
+            tokens[row], targets[row] = self._tokens_and_targets(position, segments)
             if self._document_mask:
                 position_ids[row], document_ids[row] = _document_positions(segments.length)
-            rows.add(position, 0.0 if is_zero else 1.0, tokens[row], segments)
+            rows.add(position, 1.0, tokens[row], segments)
         return WindowBatch(tokens, targets, position_ids, document_ids, rows.columns())
 
     def valid_targets(self, positions: NDArray[np.int64]) -> int:
@@ -136,19 +141,44 @@ class WindowReader:
         counted = np.array(sorted(self._read_positions(positions)), dtype=np.int64)
         if not len(counted):
             return 0
-        seq_len = self._order.seq_len
+        order, seq_len = self._order, self._order.seq_len
+        cut = counted[hold(self._zero_weight, counted + 1)]
         if not self._document_mask:
-            return len(counted) * seq_len
+            return len(counted) * seq_len - len(cut)
         runs = np.split(counted, np.flatnonzero(np.diff(counted) != 1) + 1)
-        ends = sum(self._order.count_document_ends(int(run[0]) * seq_len, (int(run[-1]) + 1) * seq_len) for run in runs)
-        return len(counted) * seq_len - ends
+        ends = sum(order.count_document_ends(int(run[0]) * seq_len, (int(run[-1]) + 1) * seq_len) for run in runs)
+        # Where the window itself ends with a document, its last target is among these ends already.
+        last_tokens = [(int(position) + 1) * seq_len - 1 for position in cut]
+        cut_inside = sum(1 - order.count_document_ends(last, last + 1) for last in last_tokens)
+        return len(counted) * seq_len - ends - cut_inside
 
     def _read_positions(self, positions: NDArray[np.int64]) -> list[int]:
         """Those of `positions` whose tokens are read: neither surplus nor of weight 0."""
         return [p for p in positions.ravel().tolist() if p != SURPLUS and not self._is_zero_weight(p)]
 
     def _is_zero_weight(self, position: int) -> bool:
-        return bool(((self._zero_weight[:, 0] <= position) & (position < self._zero_weight[:, 1])).any())
+        return holds(self._zero_weight, position)
+
+    def _tokens_read(self, position: int) -> tuple[int, int]:
+        """The tokens of the stream, half-open, that a window needs: its own, and the first of the next unless that one
+        is taken out.
+        """
+        start = position * self._order.seq_len
+        stop = start + self._order.seq_len
+        return start, stop if self._is_zero_weight(position + 1) else stop + 1
+
+    def _segments_left_out(self, position: int) -> SegmentColumns:
+        """The segments of a window that is taken out, or none in a block whose indices can't all be read."""
+        if holds(self._without_segments, position):
+            return NO_SEGMENTS
+        try:
+            return self._order.window(position)
+        except DamagedShard as damage:
+            _LOG.warning("windows without weight are recorded without their segments: %s", damage)
+            epochs = range(self._order.epoch_of(position), self._order.epoch_of(position + 1) + 1)
+            blocks = as_array([self._order.span_of_block(epoch, damage.shard) for epoch in epochs])
+            self._without_segments = merged(np.concatenate([self._without_segments, blocks]))
+            return NO_SEGMENTS
 
     def _tokens_and_targets(
         self, position: int, segments: SegmentColumns
@@ -158,7 +188,8 @@ class WindowReader:
         tokens = self._gather(segments)
         targets = np.full(seq_len, IGNORED_TARGET, np.int64)
         targets[:-1] = tokens[1:]
-        if not (self._document_mask and segments.ends_document[-1]):
+        is_cut = self._is_zero_weight(position + 1)
+        if not (is_cut or (self._document_mask and segments.ends_document[-1])):
             after = (position + 1) * seq_len
             targets[-1] = self._gather(self._order.between(after, after + 1))[0]
         if self._document_mask:

@@ -11,6 +11,7 @@ from stream_builders import numbered_documents, write_split
 
 from phalanx.objects import open_store
 from phalanx.stream import DamagedShard, Order, ShardIndices, WindowReader, open_split, slots
+from phalanx.stream.spans import as_array, hold
 
 LENGTHS = [[5, 40, 3], [17], [9, 9, 9, 200, 1], [33, 12], [8] * 12]
 
@@ -103,6 +104,9 @@ def test_read_surplus_slots_hold_no_target_and_no_row(reading):
     assert len(batch.rows.position) == len(batch.rows.shard) == 0
 
 
+SHARED: dict[str, Path] = {}
+
+
 @settings(max_examples=15, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 9)), min_size=1, max_size=4))
 def test_read_after_any_relayout_continues_exactly(tmp_path_factory, legs):
@@ -123,9 +127,6 @@ def test_read_after_any_relayout_continues_exactly(tmp_path_factory, legs):
     assert sorted(seen) == list(zip(rows.position.tolist(), rows.xxh3.tolist(), strict=True))
 
 
-SHARED: dict[str, Path] = {}
-
-
 def test_read_zero_weight_windows_keep_their_place(reading):
     positions = np.arange(6)
     with reading.reader() as reader:
@@ -133,11 +134,31 @@ def test_read_zero_weight_windows_keep_their_place(reading):
         total = reader.valid_targets(positions)
     with reading.reader(zero_weight=[(2, 4)]) as reader:
         batch = reader.read(positions)
-        assert reader.valid_targets(positions) == total - (plain.targets[2:4] != -100).sum()
+        lost = (plain.targets[2:4] != -100).sum() + (plain.targets[1, -1] != -100)
+        assert reader.valid_targets(positions) == total - lost
     assert batch.rows.weight.tolist() == [1, 1, 0, 0, 1, 1] and batch.rows.position.tolist() == positions.tolist()
     assert (batch.targets[2:4] == -100).all() and not batch.tokens[2:4].any()
     for kept in (0, 1, 4, 5):
-        assert (batch.tokens[kept] == plain.tokens[kept]).all() and (batch.targets[kept] == plain.targets[kept]).all()
+        known = slice(0, -1) if kept == 1 else slice(None)
+        assert (batch.tokens[kept] == plain.tokens[kept]).all()
+        assert (batch.targets[kept][known] == plain.targets[kept][known]).all()
+    assert batch.targets[1, -1] == -100, "the next window is not read, not even for a target"
+
+
+@pytest.mark.parametrize("document_mask", [True, False])
+@settings(max_examples=20, deadline=None)
+@given(spans=st.lists(st.tuples(st.integers(0, 50), st.integers(0, 6)), max_size=6), seq_len=st.sampled_from([3, 16]))
+def test_valid_targets_under_any_zero_weight_are_those_of_the_windows_read(
+    tmp_path_factory, document_mask, spans, seq_len
+):
+    """What every rank computes for the whole batch is what the ranks together hold."""
+    reading = Reading(SHARED.setdefault("weights", tmp_path_factory.mktemp("weights") / "split"), seq_len)
+    taken_out = [(start, start + length) for start, length in spans]
+    positions = np.arange(2 * reading.split.num_tokens // seq_len)
+    with reading.reader(document_mask, zero_weight=taken_out, num_threads=1) as reader:
+        targets = reader.read(positions).targets
+        assert reader.valid_targets(positions) == (targets != -100).sum()
+        assert reader.valid_targets(positions[::2]) == (targets[::2] != -100).sum()
 
 
 def flip(path, offset):
@@ -171,6 +192,25 @@ def test_read_damaged_member_taken_out_by_the_journal_goes_on(reading):
     batch = read_all(reading, zero_weight=[(int(p), int(p) + 1) for p in lost])
     kept = np.setdiff1d(np.arange(len(good.tokens)), lost)
     assert len(kept) and (batch.tokens[kept] == good.tokens[kept]).all()
+
+
+@pytest.mark.parametrize("objects", ["tar", "index", "both"])
+def test_read_of_a_lost_shard_taken_out_by_the_journal_reads_all_the_rest(reading, objects):
+    """Without its tar, the windows that read it; without its index, those of its block, whose segments nobody knows."""
+    good, shard = read_all(reading), 2
+    lost_index = objects != "tar"
+    span = reading.order.span_of_block(0, shard)
+    lost = as_array([span]) if lost_index else reading.order.spans_of_shard(0, shard)
+    for suffix in {"tar": ["tar"], "index": ["index.safetensors"], "both": ["tar", "index.safetensors"]}[objects]:
+        (reading.folder / f"t-{shard:08d}.{suffix}").unlink()
+    fresh = Reading(reading.folder)
+    batch = read_all(fresh, zero_weight=lost.tolist())
+    is_lost = hold(lost, np.arange(len(good.tokens)))
+    assert is_lost.any() and not is_lost.all()
+    assert (batch.rows.weight == ~is_lost).all() and not batch.tokens[is_lost].any()
+    assert (batch.tokens[~is_lost] == good.tokens[~is_lost]).all()
+    told = np.bincount(batch.rows.segment_window, minlength=len(is_lost)) > 0
+    assert told[~is_lost].all() and told[is_lost].all() == (not lost_index)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+"""The data service, called: plain frozen values in and out."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import Any, Final
+
+from phalanx.api.data.v1 import data_service_pb2 as pb
+from phalanx.api.data.v1.data_service_pb2_grpc import DataServiceStub
+from phalanx.data.damage import Action, Damage
+from phalanx.data.datasets import DatasetSplit, DatasetVersion
+from phalanx.data.wire import damage_from, plan_of, version_of
+from phalanx.lineage.plan import ReadingPlan
+from phalanx.rpc import Channel, ClientConfig, Credentials, connect, connect_client
+
+__all__ = ["Action", "Damage", "DataClient", "DatasetSplit", "DatasetVersion", "ReadingPlan", "connect_data"]
+
+SERVICE: Final = "data"
+# Every method may be repeated: registrations by their request id, reports by the decision that is in the journal.
+IDEMPOTENT: Final = (
+    "RegisterDataset",
+    "GetDataset",
+    "ListDatasets",
+    "GetReadingPlan",
+    "ReportDamage",
+    "ListDamage",
+)
+REGISTER_DEADLINE_S, REPORT_DEADLINE_S = 60.0, 180.0
+
+
+class DataClient:
+    """One data service. Raises what `phalanx.rpc` raises: PhalanxErrors as the service raised them, Unavailable where
+    it does not answer. A context manager closes the channel.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel, self._stub = channel, DataServiceStub(channel)
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._channel.close()
+
+    def __enter__(self) -> DataClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def register(self, dataset: str, url: str, request_id: str | None = None) -> DatasetVersion:
+        """Registers the data below `url`, or returns the version that holds it already."""
+        request = pb.RegisterDatasetRequest(request_id=request_id or uuid.uuid4().hex, dataset=dataset, url=url)
+        return version_of(self._stub.RegisterDataset(request, timeout=REGISTER_DEADLINE_S).version)
+
+    def dataset(self, dataset: str) -> tuple[DatasetVersion, ...]:
+        """All its versions, oldest first."""
+        return tuple(map(version_of, self._stub.GetDataset(pb.GetDatasetRequest(dataset=dataset)).versions))
+
+    def datasets(self, page_size: int = 0) -> Iterator[DatasetVersion]:
+        """The newest version of every dataset, by name; pages are fetched as they are needed."""
+        token = ""
+        while True:
+            page = self._stub.ListDatasets(pb.ListDatasetsRequest(page_size=page_size, page_token=token))
+            yield from map(version_of, page.versions)
+            token = page.next_page_token
+            if not token:
+                return
+
+    def reading_plan(
+        self, job: str, attempt: int, step: int, horizon_steps: int = 0, *, timeout_s: float | None = None
+    ) -> ReadingPlan:
+        """What the attempt may read once `step` is done; raises Superseded for an attempt that is not the newest."""
+        request = pb.GetReadingPlanRequest(job=job, attempt=attempt, step=step, horizon_steps=horizon_steps)
+        return plan_of(self._stub.GetReadingPlan(request, timeout=timeout_s).plan)
+
+    def report_damage(
+        self, job: str, attempt: int, shard: str, why: str, step: int, *, timeout_s: float = REPORT_DEADLINE_S
+    ) -> Damage:
+        """The decision about a shard that could not be read; it is in the journal by then. The service reads the whole
+        shard for it.
+        """
+        request = pb.ReportDamageRequest(job=job, attempt=attempt, shard=shard, why=why, step=step)
+        return damage_from(self._stub.ReportDamage(request, timeout=timeout_s).damage)
+
+    def damages(self, job: str) -> tuple[Damage, ...]:
+        """What was decided for a job, oldest first."""
+        return tuple(map(damage_from, self._stub.ListDamage(pb.ListDamageRequest(job=job)).damages))
+
+
+def connect_data(to: ClientConfig | str, credentials: Credentials | None = None, **settings: Any) -> DataClient:
+    """A client by a context, or by host:port and credentials of one's own (an agent on behalf of a gang)."""
+    if isinstance(to, ClientConfig):
+        return DataClient(connect_client(to, SERVICE, idempotent=IDEMPOTENT, **settings))
+    assert credentials is not None, "an address needs credentials"
+    return DataClient(connect(SERVICE, to, credentials, idempotent=IDEMPOTENT, **settings))

@@ -1,0 +1,180 @@
+"""Registered datasets as values, and what a registration must satisfy; pure. The JSON of a version is its truth: one
+object `registry/datasets/<name>/<n>.json` below the cluster's root, created once.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from phalanx.core.digest import canonical_json, digest_of
+from phalanx.core.errors import PhalanxError
+
+if TYPE_CHECKING:
+    from phalanx.stream.manifest import Split
+
+FORMAT: Final = 1
+PREFIX: Final = "registry/datasets/"
+SPLITS: Final = ("train", "held_out")
+DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
+_NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,127}")
+_KEY = re.compile(r"registry/datasets/([a-z0-9][a-z0-9._-]{0,127})/([0-9]{8})\.json")
+_MAX_REQUEST_ID = 200
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetSplit:
+    """One split. url: the folder of its manifest; digest: of the manifest; num_bytes: of all tars."""
+
+    name: str
+    url: str
+    digest: str
+    num_documents: int
+    num_tokens: int
+    num_shards: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetVersion:
+    """One registered state of a dataset; `train` is its first split. create_time: RFC 3339, for people only."""
+
+    dataset: str
+    version: int
+    splits: tuple[DatasetSplit, ...]
+    tokenizer_digest: str
+    vocab_size: int
+    create_time: str
+    owner: str
+    request_id: str
+
+    @property
+    def url(self) -> str:
+        """The folder above its splits."""
+        return self.splits[0].url.rpartition("/")[0]
+
+    @property
+    def digest(self) -> str:
+        """Of the manifests of all splits: what the data is, wherever it lies."""
+        return content_digest(self.splits)
+
+    @property
+    def key(self) -> str:
+        """Where it lies below the cluster's root."""
+        return f"{prefix_of(self.dataset)}{self.version:08d}.json"
+
+    def encode(self) -> bytes:
+        """The bytes of its object."""
+        return canonical_json({"format": FORMAT, **asdict(self)})
+
+
+def content_digest(splits: Sequence[DatasetSplit]) -> str:
+    """Digest over the manifests' digests by split."""
+    return digest_of({split.name: split.digest for split in splits})
+
+
+def prefix_of(dataset: str) -> str:
+    """What the keys of a dataset's versions begin with."""
+    return f"{PREFIX}{dataset}/"
+
+
+def place_of(key: str) -> tuple[str, int] | None:
+    """Dataset and version of an object in the registry, or None for a key that is none."""
+    match = _KEY.fullmatch(key)
+    return (match[1], int(match[2])) if match else None
+
+
+def decode(key: str, data: bytes) -> DatasetVersion:
+    """The version stored at `key`; raises ValueError for bytes that `encode` would not write there."""
+    fields: Mapping[str, Any] = json.loads(data)
+    try:
+        given = {name: fields[name] for name in DatasetVersion.__dataclass_fields__ if name != "splits"}
+        version = DatasetVersion(**given, splits=tuple(DatasetSplit(**split) for split in fields["splits"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a dataset version: {error}") from error
+    if version.encode() != data or version.key != key or [each.name for each in version.splits][:1] != ["train"]:
+        raise ValueError("not a dataset version of this key and format")
+    return version
+
+
+def check_request(request_id: str, dataset: str) -> None:
+    """Raises PhalanxError for a request that names neither itself nor a dataset."""
+    if not 0 < len(request_id) <= _MAX_REQUEST_ID or not request_id.isprintable():
+        raise PhalanxError(
+            "request_id",
+            value=request_id[:_MAX_REQUEST_ID],
+            expected=f"from 1 to {_MAX_REQUEST_ID} printable characters",
+            remedy="choose a fresh one for each registration, such as a UUID",
+        )
+    check_name(dataset)
+
+
+def check_name(dataset: str) -> None:
+    """Raises PhalanxError for what can't be the name of a dataset."""
+    if not _NAME.fullmatch(dataset):
+        raise PhalanxError(
+            "dataset",
+            value=dataset[:200],
+            expected="a name of lower case letters, digits, dots, hyphens and underscores that begins with a letter "
+            "or digit, at most 128 long",
+            remedy="choose such a name",
+        )
+
+
+def check_url(url: str) -> None:
+    """Raises PhalanxError for a URL that means another folder in each process."""
+    if url.startswith(("file://./", "file://../", "file://~")):
+        raise PhalanxError(
+            "url",
+            value=url,
+            expected="file:///absolute/folder",
+            remedy="the service runs elsewhere: write the whole path",
+        )
+
+
+def split_facts(name: str, split: Split) -> DatasetSplit:
+    """What the catalog keeps of a manifest."""
+    return DatasetSplit(
+        name=name,
+        url=split.url,
+        digest=split.digest,
+        num_documents=split.num_documents,
+        num_tokens=split.num_tokens,
+        num_shards=split.num_shards,
+        num_bytes=sum(split.columns.bytes),
+    )
+
+
+def check_splits(splits: Mapping[str, Split]) -> None:
+    """Raises PhalanxError unless each split is of its kind and all have one tokenizer. splits: by name."""
+    train = splits["train"]
+    for name, split in splits.items():
+        is_held_out = name == "held_out"
+        if split.is_held_out != is_held_out:
+            kinds = {False: "a split to train on", True: "a split that was held out for evaluation"}
+            raise PhalanxError(
+                split.url, value=kinds[not is_held_out], expected=kinds[is_held_out], remedy="prepare the dataset again"
+            )
+        if (split.tokenizer_digest, split.vocab_size, split.eos_id) != (
+            train.tokenizer_digest,
+            train.vocab_size,
+            train.eos_id,
+        ):
+            raise PhalanxError(
+                split.url,
+                value=split.tokenizer_digest,
+                expected=f"the tokenizer of {train.url}, {train.tokenizer_digest}",
+                remedy="prepare both splits with one tokenizer",
+            )
+
+
+def page_size(asked: int) -> int:
+    """Datasets a page; raises PhalanxError."""
+    if not 0 <= asked <= LARGEST_PAGE:
+        raise PhalanxError(
+            "page_size", value=asked, expected=f"from 0 to {LARGEST_PAGE}", remedy=f"0 means {DEFAULT_PAGE}"
+        )
+    return asked or DEFAULT_PAGE

@@ -1,0 +1,106 @@
+"""Jobs as this service sees them: found by name in the registry, their journals read from storage as it is now."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Protocol
+
+from phalanx.core.errors import PhalanxError
+from phalanx.data.plans import JournalView
+from phalanx.lineage import JournalEntry, Lineage, keys
+from phalanx.objects import ObjectStore
+from phalanx.rpc.errors import NotFound
+from phalanx.spec import Job
+
+_NAME = re.compile(r"projects/([^/\s]{1,200})/jobs/([^/\s]{1,200})")
+KEPT_JOURNALS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class JobName:
+    """`projects/<project>/jobs/<uid>`."""
+
+    project: str
+    uid: str
+
+    def __str__(self) -> str:
+        return f"projects/{self.project}/jobs/{self.uid}"
+
+
+def job_name(text: str) -> JobName:
+    """The name in its parts; raises PhalanxError."""
+    match = _NAME.fullmatch(text)
+    if match is None:
+        raise PhalanxError("job", value=text, expected="projects/<project>/jobs/<job>", remedy="correct the name")
+    return JobName(match[1], match[2])
+
+
+@dataclass(frozen=True, slots=True)
+class FoundJob:
+    """A registered job: what it is, and the store rooted at it."""
+
+    name: JobName
+    job: Job
+    store: ObjectStore
+
+    @property
+    def lineage(self) -> Lineage:
+        """Its attempts and journal."""
+        return Lineage(self.store)
+
+
+class JobSource(Protocol):
+    """Where jobs are found."""
+
+    def find(self, name: JobName) -> FoundJob | None:
+        """The job, or None where none of that name is registered."""
+
+
+def require_job(jobs: JobSource, name: JobName) -> FoundJob:
+    """The job; raises NotFound."""
+    found = jobs.find(name)
+    if found is None:
+        raise NotFound(
+            "job", value=str(name), expected="a job that was submitted", remedy="`phalanx job ls` lists them"
+        )
+    return found
+
+
+class Journals:
+    """The newest attempt of a job and its journal, by two listings a call; objects are read only when a listing differs
+    from the one before, as no object ever changes.
+
+    The attempts are listed anew in every call: an attempt that was superseded before the call began is seen to be.
+    """
+
+    def __init__(self, capacity: int = KEPT_JOURNALS) -> None:
+        self._capacity = capacity
+        self._kept: OrderedDict[JobName, tuple[tuple[str, ...], JournalView]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def view(self, found: FoundJob) -> JournalView:
+        """What holds now; raises what the store raises, DamagedObject for an object that is not what its key says."""
+        attempts = tuple(info.key for info in found.store.list(keys.ATTEMPTS))
+        newest = keys.attempt_number(attempts[-1]) if attempts else None
+        if newest is None:
+            return JournalView(0, ())
+        listing = (attempts[-1], *(info.key for info in found.store.list(keys.journal(newest))))
+        with self._lock:
+            kept = self._kept.get(found.name)
+        if kept is not None and kept[0] == listing:
+            return kept[1]
+        return self._read(found, newest, listing)
+
+    def _read(self, found: FoundJob, newest: int, listing: tuple[str, ...]) -> JournalView:
+        entries: tuple[JournalEntry, ...] = found.lineage.journal(newest)
+        view = JournalView(newest, entries)
+        # An entry that came after our listing belongs to a later listing: it is read again then.
+        with self._lock:
+            self._kept[found.name] = listing, view
+            self._kept.move_to_end(found.name)
+            while len(self._kept) > self._capacity:
+                self._kept.popitem(last=False)
+        return view

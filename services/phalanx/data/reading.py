@@ -1,0 +1,58 @@
+"""Hands out reading plans: the journal as storage has it now, the rules of `plans`, a look at the training split."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+
+from phalanx.data.jobs import FoundJob, JobName, JobSource, Journals, require_job
+from phalanx.data.plans import HorizonPolicy, plan_for
+from phalanx.lineage.plan import ReadingPlan
+from phalanx.spec import Job
+from phalanx.stream.manifest import Split, open_split, refuse_held_out
+from phalanx.trainer.places import store_at
+
+KEPT_JOBS = 4096
+
+
+def training_split(job: Job) -> Split:
+    """The manifest of the job's training split, as it is now; raises PhalanxError for one that was held out."""
+    split = open_split(store_at(job, job.data.train), job.data.train_digest)
+    refuse_held_out(split)
+    return split
+
+
+class Reading:
+    """Plans for every registered job.
+
+    The manifest of a training split may hold a million shards, so it is looked at once a job.
+    """
+
+    def __init__(
+        self,
+        jobs: JobSource,
+        journals: Journals,
+        policy: HorizonPolicy,
+        look: Callable[[Job], object] = training_split,
+    ) -> None:
+        self._jobs, self._journals, self._policy, self._look = jobs, journals, policy, look
+        self._fit: OrderedDict[JobName, None] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def plan(self, name: JobName, attempt: int, step: int, horizon_steps: int) -> ReadingPlan:
+        """The plan of the newest attempt; raises NotFound, Superseded, PhalanxError, or what storage raises."""
+        found = require_job(self._jobs, name)
+        plan = plan_for(str(name), self._journals.view(found), attempt, step, horizon_steps, self._policy)
+        self._require_fit(found)
+        return plan
+
+    def _require_fit(self, found: FoundJob) -> None:
+        with self._lock:
+            if found.name in self._fit:
+                return
+        self._look(found.job)
+        with self._lock:
+            self._fit[found.name] = None
+            while len(self._fit) > KEPT_JOBS:
+                self._fit.popitem(last=False)
