@@ -10,14 +10,18 @@ from phalanx.spec.layout import Layout
 from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES
 
 
-def without_effect(job: Job, layout: Layout, *, under_torchrun: bool = False) -> tuple[str, ...]:
+def without_effect(
+    job: Job, layout: Layout, *, under_torchrun: bool = False, under_services: bool = False
+) -> tuple[str, ...]:
     """One sentence for each key that was set and has no effect in this layout, or that spoils another.
 
-    under_torchrun: also keys that only `phalanx run` reads.
+    under_torchrun: also keys that only `phalanx run` reads. under_services: without those that only services read.
     """
     rules = [*_layout_rules(job, layout), *_schedule_rules(job), *_rules(job)]
     if under_torchrun:
         rules += _torchrun_rules(job)
+    if not under_services:
+        rules += _service_rules(job)
     found = [f"{name} has no effect, because {reason}" for applies, name, reason in rules if applies]
     return (*found, *_short_grace(job, under_torchrun))
 
@@ -49,16 +53,23 @@ def _rules(job: Job) -> Iterator[Rule]:
     never, reason = not job.validation.freq, "validation.freq is 0"
     yield never and "windows" in job.validation.model_fields_set, "validation.windows", reason
     yield never and job.data.held_out is not None, "data.held_out", reason
-    yield (
-        job.checkpoint.keep_latest_k > 0,
-        "checkpoint.keep_latest_k",
-        "nothing deletes checkpoints in this version: all of them stay",
-    )
+    all_stay, reason = not job.checkpoint.keep_latest_k, "checkpoint.keep_latest_k is 0: all checkpoints stay"
+    yield all_stay and job.checkpoint.keep_every_n > 0, "checkpoint.keep_every_n", reason
     yield (
         job.data.held_out is None and job.data.held_out_digest is not None,
         "data.held_out_digest",
         "data.held_out is not set",
     )
+
+
+def _service_rules(job: Job) -> Iterator[Rule]:
+    """Keys that act only on a job that is submitted."""
+    only = "for a job that is submitted: without the services nobody"
+    reason = f"it is {only} deletes checkpoints while it runs"
+    yield job.checkpoint.keep_latest_k > 0, "checkpoint.keep_latest_k", reason
+    for name in ("on_nan", "on_spike", "on_divergence", "on_hang"):
+        yield name in job.recovery.model_fields_set, f"recovery.{name}", f"it is {only} acts on it"
+    yield "plan_s" in job.deadlines.model_fields_set, "deadlines.plan_s", f"it is {only} is waited for"
 
 
 def _torchrun_rules(job: Job) -> Iterator[Rule]:

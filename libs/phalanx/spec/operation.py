@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from phalanx.spec.keys import URL_PATTERN, Mark, Section, key
+
+Remedy: TypeAlias = Literal["notify", "skip", "roll_back"]
 
 _NAME = r"^[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?$"
 
@@ -22,6 +24,13 @@ class Checkpoint(Section):
 
     interval: int = key(Mark.FREE, "Steps between checkpoints.", 500, unit="steps", gt=0)
     keep_latest_k: int = key(Mark.FREE, "Newest checkpoints that stay; 0 keeps all.", 0, unit="checkpoints", ge=0)
+    keep_every_n: int = key(
+        Mark.FREE,
+        "Checkpoints at multiples of this many steps stay, beside the newest; 0 keeps none for that reason.",
+        0,
+        unit="steps",
+        ge=0,
+    )
     when_busy: Literal["wait", "skip"] = key(
         Mark.FREE,
         "What happens when the last save still runs: training waits for it, or this save is left out.",
@@ -54,6 +63,13 @@ class Deadlines(Section):
     step_s: float = key(Mark.FREE, "Every later step.", 120.0, unit="seconds", gt=0)
     save_s: float = key(Mark.FREE, "Writing a checkpoint.", 600.0, unit="seconds", gt=0)
     evaluation_s: float = key(Mark.FREE, "One evaluation.", 600.0, unit="seconds", gt=0)
+    plan_s: float = key(
+        Mark.FREE,
+        "How long ranks wait for services that are away: at a horizon for the next plan, and for a commit.",
+        3600.0,
+        unit="seconds",
+        gt=0,
+    )
     stop_grace_s: float | None = key(
         Mark.FREE,
         "From the request to stop until ranks are killed: time for a step and its checkpoint.",
@@ -70,10 +86,30 @@ class Deadlines(Section):
 
 
 class Recovery(Section):
-    """When a failing run gives up."""
+    """When a failing run gives up, and what follows from what goes wrong in it: `notify` tells a person and goes on,
+    `skip` takes the windows in question out, `roll_back` goes back to the last good checkpoint and takes them out.
+    """
 
     max_attempts_without_progress: int = key(
         Mark.FREE, "Attempts in a row without a new checkpoint after which the job fails.", 3, unit="attempts", gt=0
+    )
+    on_nan: Remedy = key(
+        Mark.FREE,
+        "What follows when steps give no finite loss or gradient again and again; a single one is left out by "
+        "`training.non_finite`.",
+        "skip",
+    )
+    on_spike: Remedy = key(Mark.FREE, "What follows when the loss jumps far above its course.", "notify")
+    on_divergence: Remedy = key(Mark.FREE, "What follows when the loss climbs and does not come back.", "notify")
+    on_hang: Literal["restart", "notify"] = key(
+        Mark.FREE,
+        "What follows when a rank hangs: its gang is ended and started again, or a person is told.",
+        "restart",
+    )
+    on_bad_shard: Literal["stop", "skip"] = key(
+        Mark.FREE,
+        "What follows when a shard of the training data is damaged: the job stops, or goes on without its windows.",
+        "stop",
     )
 
 

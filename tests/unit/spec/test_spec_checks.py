@@ -166,6 +166,39 @@ def test_setting_that_only_phalanx_run_reads_is_told_under_torchrun():
     assert without_effect(sample(data__held_out=None), job.layout(4), under_torchrun=True) == ()
 
 
+def test_setting_that_only_services_read_is_told_without_them():
+    recovery = {"on_nan": "skip", "on_spike": "roll_back", "on_bad_shard": "skip"}
+    changes = {"checkpoint": {"keep_latest_k": 2, "keep_every_n": 10}, "recovery": recovery, "deadlines__plan_s": 9.0}
+    job = sample(data__held_out=None, **changes)
+    told = without_effect(job, job.layout(4))
+    names = ["checkpoint.keep_latest_k", "recovery.on_nan", "recovery.on_spike", "deadlines.plan_s"]
+    assert [line.split(" has no effect")[0] for line in told] == names
+    assert without_effect(job, job.layout(4), under_services=True) == ()
+
+
+def test_keep_every_n_without_retention_is_told():
+    job = sample(data__held_out=None, checkpoint__keep_every_n=10)
+    reason = "checkpoint.keep_latest_k is 0: all checkpoints stay"
+    told = (f"checkpoint.keep_every_n has no effect, because {reason}",)
+    assert without_effect(job, job.layout(4), under_services=True) == told
+
+
+@pytest.mark.parametrize(
+    "changes, key, expected",
+    [
+        ({"recovery__on_spike": "restart"}, "recovery.on_spike", "'notify', 'skip' or 'roll_back'"),
+        ({"recovery__on_hang": "skip"}, "recovery.on_hang", "'restart' or 'notify'"),
+        ({"recovery__on_bad_shard": "roll_back"}, "recovery.on_bad_shard", "'stop' or 'skip'"),
+        ({"checkpoint__keep_every_n": -1}, "checkpoint.keep_every_n", "at least 0"),
+        ({"deadlines__plan_s": 0.0}, "deadlines.plan_s", "above 0"),
+    ],
+)
+def test_policy_that_does_not_exist_is_refused_by_name(changes, key, expected):
+    with pytest.raises(Problems) as error:
+        parse_job(tables(**changes))
+    assert error.value.problems[0].where == key and expected in str(error.value)
+
+
 def test_context_and_expert_parallel_are_accepted():
     job = parse_job(tables(model=EXPERTS, parallel={"cp": 2, "ep": 8, "dp_shard": 4}), 8)
     assert job.layout(8) == Layout(dp_shard=4, cp=2, ep=8)

@@ -102,8 +102,18 @@ def test_defaults_are_those_of_the_contract():
         "step_s": 120,
         "save_s": 600,
         "evaluation_s": 600,
+        "plan_s": 3600,
         "stop_grace_s": None,
     }
+    assert job.recovery.model_dump() == {
+        "max_attempts_without_progress": 3,
+        "on_nan": "skip",
+        "on_spike": "notify",
+        "on_divergence": "notify",
+        "on_hang": "restart",
+        "on_bad_shard": "stop",
+    }
+    assert (job.checkpoint.keep_latest_k, job.checkpoint.keep_every_n) == (0, 0)
     assert job.deadlines.grace_s == 720 and sample(deadlines__stop_grace_s=5.0).deadlines.grace_s == 5
 
 
