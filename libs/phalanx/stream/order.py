@@ -234,6 +234,10 @@ class Order:
         """Epoch of the window's first token."""
         return position * self.seq_len // self.epoch_tokens
 
+    def epoch_of_last(self, position: int) -> int:
+        """Epoch of the window's last token."""
+        return ((position + 1) * self.seq_len - 1) // self.epoch_tokens
+
     def _holding(self, epoch: int, shard: int) -> tuple[_Block, int, int]:
         """The block that has `shard` in `epoch`, the block's first token in the stream, the shard's first document in
         the block.

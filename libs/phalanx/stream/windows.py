@@ -175,7 +175,7 @@ class WindowReader:
             return self._order.window(position)
         except DamagedShard as damage:
             _LOG.warning("windows without weight are recorded without their segments: %s", damage)
-            epochs = range(self._order.epoch_of(position), self._order.epoch_of(position + 1) + 1)
+            epochs = range(self._order.epoch_of(position), self._order.epoch_of_last(position) + 1)
             blocks = as_array([self._order.span_of_block(epoch, damage.shard) for epoch in epochs])
             self._without_segments = merged(np.concatenate([self._without_segments, blocks]))
             return NO_SEGMENTS

@@ -8,8 +8,8 @@ from typing import Any, Final
 
 from phalanx.api.data.v1 import data_service_pb2 as pb
 from phalanx.api.data.v1.data_service_pb2_grpc import DataServiceStub
-from phalanx.data.damage import Action, Damage
 from phalanx.data.datasets import DatasetSplit, DatasetVersion
+from phalanx.data.decisions import Action, Damage
 from phalanx.data.wire import damage_from, plan_of, version_of
 from phalanx.lineage.plan import ReadingPlan
 from phalanx.rpc import Channel, ClientConfig, Credentials, connect, connect_client

@@ -1,4 +1,4 @@
-"""What is decided about a damaged shard, as values; pure.
+"""What is decided about a damaged shard, and which windows that costs; pure.
 
 A decision is an entry of kind `damage` in the journal of the attempt that reported it. Its payload is what
 `docs/formats/lineage.md` says; `zero_weight_spans` reads the windows from it.
@@ -6,53 +6,109 @@ A decision is an entry of kind `damage` in the journal of the attempt that repor
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import logging
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from phalanx.core.digest import digest_of
+from phalanx.data.decisions import Action, Damage
 from phalanx.lineage import JournalEntry
 from phalanx.lineage.plan import DAMAGE_KIND, Spans, spans_of
+from phalanx.stream.members import DamagedShard
+from phalanx.stream.order import Order
+from phalanx.stream.spans import as_array, at_most, clipped, merged
+
+_LOG = logging.getLogger(__name__)
 
 
-class Action(StrEnum):
-    """SKIP: the windows that read the shard carry no loss. STOP: the job must stop. RETRY: the shard is whole."""
-
-    SKIP = "skip"
-    STOP = "stop"
-    RETRY = "retry"
+MAX_SPANS: Final = 8192
+MAX_EPOCHS: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
-    """A damaged shard and the decision. shard: key of the object below the training split; zero_weight: half-open
-    ranges of window positions; journal_entry: 0 for RETRY, of which nothing is written.
+class Finding:
+    """A shard that is not what its manifest says. shard: the key that was reported; number, digest: the shard's in the
+    manifest; objects: keys of all its objects that are wrong; is_index_lost: nobody can tell its documents.
     """
 
     shard: str
+    number: int
+    digest: str
+    objects: tuple[str, ...]
+    is_index_lost: bool
     why: str
-    action: Action
-    zero_weight: Spans
-    attempt: int
-    journal_entry: int
 
 
-def request_id_of(job: str, shard: str, digest: str, action: Action, reach: tuple[int, int]) -> str:
-    """Names the decision, so that all who report one damage get one entry. reach: the windows that were looked at; a
-    job that goes on for longer, or begins again earlier, needs another decision.
+def reach_of(order: Order, start: int, reported: int, end: int) -> tuple[int, int]:
+    """The windows for which a decision is made: from the attempt's first to the job's last, at most `MAX_EPOCHS` epochs
+    past the window at which the damage was met.
+
+    start, reported, end: first window of the attempt, window of the report, first window behind the job's end.
     """
-    content = {"job": job, "shard": shard, "digest": digest, "action": action.value, "reach": list(reach)}
+    return start, min(end, _epoch_end(order, reported, MAX_EPOCHS))
+
+
+def covering(
+    order: Order, entries: Iterable[JournalEntry], shard: str, start: int, reported: int, end: int
+) -> Iterator[JournalEntry]:
+    """The entries that take out, already, the windows of the object `shard` that an attempt from `start` on reads in
+    the epoch of the report and the next.
+    """
+    needed = min(end, _epoch_end(order, reported, 1))
+    for entry in entries:
+        if entry.kind == DAMAGE_KIND and entry.payload.get("action") == Action.SKIP.value:
+            first, stop = entry.payload["reach"]
+            if shard in entry.payload["objects"] and first <= start and needed <= stop:
+                yield entry
+
+
+def lost_windows(order: Order, finding: Finding, reach: tuple[int, int]) -> Spans:
+    """The windows in `reach` that read the shard: all epochs in it, each by the inverse of its order.
+
+    Where its index is lost, or that of another shard of its block, those of the block. At most `MAX_SPANS` ranges: the
+    smallest gaps are closed beyond that.
+    """
+    start, stop = reach
+    if start >= stop:
+        return ()
+    epochs = range(order.epoch_of(start), order.epoch_of_last(stop - 1) + 1)
+    found = merged(np.concatenate([_lost_in(order, finding, epoch) for epoch in epochs]))
+    return tuple((first, last) for first, last in at_most(clipped(found, start, stop), MAX_SPANS).tolist())
+
+
+def decide(policy: str, zero_weight: Spans, reported: int, end: int) -> Action:
+    """What is done about a shard that is really damaged. A job that would have nothing left to train on must stop."""
+    rest = clipped(merged(as_array(zero_weight)), reported, end).tolist()
+    return Action.SKIP if policy == Action.SKIP.value and rest != [[reported, end]] else Action.STOP
+
+
+def request_id_of(finding: Finding, action: Action, reach: tuple[int, int]) -> str:
+    """Names the decision within its job, so that all who report one damage get one entry. A job that goes on for
+    longer, or begins again earlier, needs another decision.
+    """
+    content = {
+        "objects": list(finding.objects),
+        "digest": finding.digest,
+        "action": action.value,
+        "reach": list(reach),
+    }
     return f"damage-{digest_of(content)}"
 
 
-def payload_of(shard: str, number: int, why: str, action: Action, zero_weight: Spans) -> dict[str, object]:
-    """The journal entry's payload. number: the shard's in its split."""
+def payload_of(finding: Finding, action: Action, reach: tuple[int, int], zero_weight: Spans) -> dict[str, object]:
+    """The journal entry's payload."""
     return {
-        "shard": shard,
-        "number": number,
-        "why": why,
+        "shard": finding.shard,
+        "number": finding.number,
+        "objects": list(finding.objects),
+        "why": finding.why,
         "action": action.value,
-        "zero_weight": [list(span) for span in zero_weight],
+        "reach": list(reach),
+        "zero_weight": [list(span) for span in zero_weight] if action is Action.SKIP else [],
     }
 
 
@@ -72,3 +128,17 @@ def damage_of(entry: JournalEntry) -> Damage:
         attempt=entry.attempt,
         journal_entry=entry.number,
     )
+
+
+def _epoch_end(order: Order, position: int, epochs: int) -> int:
+    """The first window that lies wholly behind the epoch of `position` and `epochs` more."""
+    return -(-(order.epoch_of(position) + 1 + epochs) * order.epoch_tokens // order.seq_len)
+
+
+def _lost_in(order: Order, finding: Finding, epoch: int) -> NDArray[np.int64]:
+    if not finding.is_index_lost:
+        try:
+            return order.spans_of_shard(epoch, finding.number)
+        except DamagedShard as damage:
+            _LOG.warning("the whole block of %s is left out in epoch %d: %s", finding.shard, epoch, damage)
+    return as_array([order.span_of_block(epoch, finding.number)])

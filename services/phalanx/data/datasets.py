@@ -4,19 +4,19 @@ object `registry/datasets/<name>/<n>.json` below the cluster's root, created onc
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
 
-from phalanx.core.digest import canonical_json, digest_of
+from phalanx.core.digest import digest_of
 from phalanx.core.errors import PhalanxError
+from phalanx.lineage import DamagedObject
+from phalanx.lineage.documents import decode_document, encode_document
 
 if TYPE_CHECKING:
     from phalanx.stream.manifest import Split
 
-FORMAT: Final = 1
 PREFIX: Final = "registry/datasets/"
 SPLITS: Final = ("train", "held_out")
 DEFAULT_PAGE, LARGEST_PAGE = 100, 1000
@@ -64,11 +64,11 @@ class DatasetVersion:
     @property
     def key(self) -> str:
         """Where it lies below the cluster's root."""
-        return f"{prefix_of(self.dataset)}{self.version:08d}.json"
+        return key_of(self.dataset, self.version)
 
     def encode(self) -> bytes:
         """The bytes of its object."""
-        return canonical_json({"format": FORMAT, **asdict(self)})
+        return encode_document(self)
 
 
 def content_digest(splits: Sequence[DatasetSplit]) -> str:
@@ -81,6 +81,11 @@ def prefix_of(dataset: str) -> str:
     return f"{PREFIX}{dataset}/"
 
 
+def key_of(dataset: str, version: int) -> str:
+    """Key of a version below the cluster's root."""
+    return f"{prefix_of(dataset)}{version:08d}.json"
+
+
 def place_of(key: str) -> tuple[str, int] | None:
     """Dataset and version of an object in the registry, or None for a key that is none."""
     match = _KEY.fullmatch(key)
@@ -88,15 +93,10 @@ def place_of(key: str) -> tuple[str, int] | None:
 
 
 def decode(key: str, data: bytes) -> DatasetVersion:
-    """The version stored at `key`; raises ValueError for bytes that `encode` would not write there."""
-    fields: Mapping[str, Any] = json.loads(data)
-    try:
-        given = {name: fields[name] for name in DatasetVersion.__dataclass_fields__ if name != "splits"}
-        version = DatasetVersion(**given, splits=tuple(DatasetSplit(**split) for split in fields["splits"]))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not a dataset version: {error}") from error
-    if version.encode() != data or version.key != key or [each.name for each in version.splits][:1] != ["train"]:
-        raise ValueError("not a dataset version of this key and format")
+    """The version stored at `key`; raises DamagedObject for bytes that `encode` would not write there."""
+    version = decode_document(DatasetVersion, key, data)
+    if version.key != key or not version.splits or version.splits[0].name != "train":
+        raise DamagedObject(key, f"says that it is version {version.version} of {version.dataset}")
     return version
 
 

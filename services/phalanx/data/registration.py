@@ -33,6 +33,7 @@ from phalanx.data.datasets import (
 )
 from phalanx.data.store import CatalogStore
 from phalanx.data.verification import verify_tokenizers
+from phalanx.lineage import DamagedObject
 from phalanx.objects import ObjectExists, ObjectMissing, ObjectStore, StorageSettings, open_store
 from phalanx.rpc.errors import AlreadyExists, NotFound
 from phalanx.stream.manifest import MANIFEST_KEY, Split, open_split
@@ -170,7 +171,7 @@ class Catalog:
     def _read(self, key: str) -> DatasetVersion | None:
         try:
             return decode(key, self._registry.read(key))
-        except (ValueError, ObjectMissing) as error:
+        except (DamagedObject, ObjectMissing) as error:
             _LOG.error("left out of the catalog: %s/%s: %s", self._registry.url, key, error)
             return None
 

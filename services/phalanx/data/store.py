@@ -17,7 +17,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from phalanx.core.errors import OutsideError, PhalanxError
-from phalanx.data.datasets import DatasetVersion, decode
+from phalanx.data.datasets import DatasetVersion, decode, key_of
+from phalanx.lineage import DamagedObject
 
 METADATA = sa.MetaData()
 VERSIONS: Final = sa.Table(
@@ -142,13 +143,10 @@ def _row(version: DatasetVersion) -> dict[str, object]:
 
 
 def _version(row: sa.Row[Any]) -> DatasetVersion:
-    body = row.body.encode()
     try:
-        return decode(f"registry/datasets/{row.dataset}/{row.version:08d}.json", body)
-    except ValueError as error:
-        raise OutsideError(
-            f"row {row.dataset} {row.version} of the database is damaged ({error}); delete the database, it is rebuilt"
-        ) from error
+        return decode(key_of(row.dataset, row.version), row.body.encode())
+    except DamagedObject as error:
+        raise OutsideError(f"the database is damaged: {error}; delete it, it is rebuilt from storage") from error
 
 
 def _engine(url: str) -> sa.Engine:

@@ -8,8 +8,8 @@ from typing import Final
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from phalanx.api.data.v1 import data_service_pb2 as pb
-from phalanx.data.damage import Action, Damage
 from phalanx.data.datasets import DatasetSplit, DatasetVersion
+from phalanx.data.decisions import Action, Damage
 from phalanx.lineage.plan import ReadingPlan, Spans
 
 _ACTIONS: Final = {

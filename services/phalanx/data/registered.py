@@ -1,0 +1,36 @@
+"""Jobs by the cluster's registry in storage."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+
+from phalanx.data.jobs import FoundJob, JobName
+from phalanx.lineage.registry import Registry
+from phalanx.objects import ObjectStore
+
+KEPT_JOBS = 4096
+
+
+class RegisteredJobs:
+    """Finds jobs in the registry at the cluster's root; a registration never changes, so each is read once."""
+
+    def __init__(self, root: ObjectStore) -> None:
+        self._registry = Registry(root)
+        self._kept: OrderedDict[JobName, FoundJob] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def find(self, name: JobName) -> FoundJob | None:
+        """See `JobSource.find`."""
+        with self._lock:
+            if name in self._kept:
+                return self._kept[name]
+        registered = self._registry.job(name.project, name.uid)
+        if registered is None:
+            return None
+        found = FoundJob(name, registered.job, registered.store())
+        with self._lock:
+            self._kept[name] = found
+            while len(self._kept) > KEPT_JOBS:
+                self._kept.popitem(last=False)
+        return found

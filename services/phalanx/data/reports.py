@@ -1,0 +1,152 @@
+"""Takes reports of damaged shards: reads the shard itself, decides by the job's policy, writes the journal, answers.
+
+Killed before the journal entry is there, nothing happened; killed after it, the same report gets the same entry. Two
+who report at once get one decision: reports of one job wait for each other, and an entry is named by what it decides.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import xxhash
+
+from phalanx.core.digest import xxh3
+from phalanx.core.errors import PhalanxError
+from phalanx.data.damage import (
+    Finding,
+    covering,
+    damage_of,
+    damages_in,
+    decide,
+    lost_windows,
+    payload_of,
+    reach_of,
+    request_id_of,
+)
+from phalanx.data.decisions import Action, Damage
+from phalanx.data.jobs import FoundJob, JobName, JobSource, Journals, require_job
+from phalanx.data.plans import require_newest
+from phalanx.data.reading import training_split
+from phalanx.lineage.plan import DAMAGE_KIND
+from phalanx.objects import ObjectMissing, ObjectStore
+from phalanx.rpc.errors import NotFound
+from phalanx.stream.manifest import ShardEntry, Split, index_key, tar_key
+from phalanx.trainer.places import order_of, store_at
+
+CHUNK_BYTES = 8 << 20
+MAX_WHY = 500
+_NUM_LOCKS = 64
+
+
+class Reports:
+    """Decisions about damage for every registered job. count: told of each decision."""
+
+    def __init__(self, jobs: JobSource, journals: Journals, count: Callable[[Action], None]) -> None:
+        self._jobs, self._journals, self._count = jobs, journals, count
+        self._locks = tuple(threading.Lock() for _ in range(_NUM_LOCKS))
+
+    def damages(self, name: JobName) -> tuple[Damage, ...]:
+        """What was decided for a job, in any of its attempts, oldest first; raises NotFound."""
+        return damages_in(require_job(self._jobs, name).lineage.all_journal_entries())
+
+    def report(self, name: JobName, attempt: int, shard: str, why: str, step: int) -> Damage:
+        """The decision about the object `shard` (its key below the training split), which `attempt` met in `step`.
+
+        Raises NotFound, Superseded, PhalanxError; OutsideError where storage fails, so that nothing can be decided yet.
+        """
+        found = require_job(self._jobs, name)
+        if step < 1:
+            raise PhalanxError("step", value=step, expected="1 or more", remedy="steps are counted from 1")
+        with self._locks[hash(name) % _NUM_LOCKS]:
+            damage = self._decide(found, attempt, shard, " ".join(why.split())[:MAX_WHY], step)
+        self._count(damage.action)
+        return damage
+
+    def _decide(self, found: FoundJob, attempt: int, shard: str, why: str, step: int) -> Damage:
+        job, view = found.job, self._journals.view(found)
+        require_newest(str(found.name), view.newest, attempt)
+        split, store = training_split(job), store_at(job, job.data.train)
+        number = shard_number(split, shard)
+        order, batch = order_of(job, store, split), job.training.global_batch_size
+        own = next(each for each in found.lineage.attempts() if each.number == attempt)
+        start, reported, end = own.start_step * batch, (step - 1) * batch, job.training.steps * batch
+        for entry in covering(order, view.entries, shard, start, reported, end):
+            return damage_of(entry)
+        finding = look_at(store, split, number, shard, why)
+        if finding is None:
+            return Damage(shard, why, Action.RETRY, (), attempt, 0)
+        reach = reach_of(order, start, reported, end)
+        lost = lost_windows(order, finding, reach)
+        action = decide(getattr(job.recovery, "on_bad_shard", Action.STOP.value), lost, reported, end)
+        position = lost[0][0] if lost and action is Action.SKIP else reported
+        entry = found.lineage.append_journal(
+            attempt,
+            DAMAGE_KIND,
+            position,
+            payload_of(finding, action, reach, lost),
+            request_id=request_id_of(finding, action, reach),
+        )
+        return damage_of(entry)
+
+
+def shard_number(split: Split, key: str) -> int:
+    """The number of the shard whose tar or index `key` is; raises NotFound."""
+    for number, name in enumerate(split.columns.names):
+        if key in (tar_key(name), index_key(name)):
+            return number
+    raise NotFound(
+        "shard",
+        value=key[:200],
+        expected=f"the key of a shard's tar or index in {split.url}",
+        remedy="report the key that could not be read",
+    )
+
+
+def look_at(store: ObjectStore, split: Split, number: int, shard: str, why: str) -> Finding | None:
+    """What is wrong with a shard, read whole; None where it is what the manifest says. What is wrong only once is not
+    damage. Raises what the store raises.
+    """
+    entry = split.shard(number)
+    problems = {key: problem for key, problem in _problems(store, entry) if problem}
+    if not problems:
+        return None
+    told = "; ".join(f"{key} {problem}" for key, problem in problems.items())
+    return Finding(
+        shard=shard,
+        number=number,
+        digest=entry.digest,
+        objects=tuple(problems),
+        is_index_lost=index_key(entry.name) in problems,
+        why=f"{told} (reader: {why})" if why else told,
+    )
+
+
+def _problems(store: ObjectStore, entry: ShardEntry) -> list[tuple[str, str]]:
+    tar, index = tar_key(entry.name), index_key(entry.name)
+    return [
+        (tar, _tar_problem(store, tar, entry) and _tar_problem(store, tar, entry)),
+        (index, _index_problem(store, index, entry) and _index_problem(store, index, entry)),
+    ]
+
+
+def _tar_problem(store: ObjectStore, key: str, entry: ShardEntry) -> str:
+    """What is wrong with a tar, "" for nothing; read in chunks."""
+    try:
+        num_bytes = store.info(key).num_bytes
+        if num_bytes != entry.num_bytes:
+            return f"has {num_bytes} bytes instead of {entry.num_bytes}"
+        digest = xxhash.xxh3_128()
+        for offset in range(0, num_bytes, CHUNK_BYTES):
+            digest.update(store.read(key, offset, min(CHUNK_BYTES, num_bytes - offset)))
+    except ObjectMissing:
+        return "is missing"
+    return "" if f"xxh3:{digest.hexdigest()}" == entry.digest else f"does not have the digest {entry.digest}"
+
+
+def _index_problem(store: ObjectStore, key: str, entry: ShardEntry) -> str:
+    try:
+        data = store.read(key)
+    except ObjectMissing:
+        return "is missing"
+    return "" if xxh3(data) == entry.index_digest else f"does not have the digest {entry.index_digest}"
