@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from phalanx.core.errors import OutsideError
 from phalanx.gang.cause import Cause, first_cause
-from phalanx.gang.order import Event, GangOrder, RankExit, Rendezvous
+from phalanx.gang.order import ENDING_SIGNALS, Event, GangOrder, RankExit, Rendezvous
 from phalanx.gang.wire import CHUNK_BYTES, LineBuffer, receive, send_order
 
 KILL_DEADLINE_S = 15.0
@@ -108,7 +108,7 @@ class Gang:
         """Send a signal to ranks (None: all alive); those that ended are passed over."""
         if self.over or self._server_lost_s is not None:
             return
-        if signum in (signal.SIGTERM, signal.SIGINT, signal.SIGKILL):
+        if signum in ENDING_SIGNALS:
             self._asked_to_end = True
         try:
             send_order(

@@ -18,10 +18,10 @@ _PR_SET_PDEATHSIG = 1
 _SIOCGIFADDR = 0x8915
 
 
-def die_with_parent(parent_pid: int) -> None:
-    """Ask for SIGKILL when the thread that started this process ends; ends now if `parent_pid` is gone already."""
+def die_with_parent(parent_pid: int, signum: int = signal.SIGKILL) -> None:
+    """Ask for `signum` when the thread that started this process ends; ends now if `parent_pid` is gone already."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+    if libc.prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0) != 0:
         error = ctypes.get_errno()
         raise OSError(error, os.strerror(error))
     if os.getppid() != parent_pid:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 
 
 @dataclass(frozen=True, slots=True)

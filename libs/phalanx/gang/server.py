@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from phalanx.gang import linux, rank
-from phalanx.gang.order import GangOrder, Rendezvous
+from phalanx.gang.order import ENDING_SIGNALS, GangOrder, Rendezvous
 from phalanx.gang.wire import LineBuffer, receive, send_order
 
 PEER_TERM_AFTER_S = 1.0
@@ -158,7 +158,8 @@ class Server:
             return
         for pid, number in self._gang.rank_of.items():
             if ranks is None or number in ranks:
-                self._gang.sent.setdefault(number, set()).add(signum)
+                if signum in ENDING_SIGNALS:
+                    self._gang.sent.setdefault(number, set()).add(signum)
                 os.kill(pid, signum)  # a zombie at worst: only this process reaps
 
     def _reap(self) -> None:
@@ -227,7 +228,7 @@ def main(arguments: Sequence[str]) -> None:
     logging.basicConfig(level=logging.WARNING, format="fork server: %(message)s")
     if parent_pid:
         linux.die_with_parent(parent_pid)
-    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2):
+    for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(ignored, signal.SIG_IGN)
     Server(socket.socket(fileno=fd)).serve()
 

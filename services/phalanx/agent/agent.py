@@ -7,6 +7,7 @@ import importlib.metadata
 import os
 import secrets
 import tempfile
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -32,7 +33,7 @@ from phalanx.rpc.client import connect, connect_service
 from phalanx.rpc.config import ServiceConfig
 from phalanx.rpc.metrics import Metrics, MetricsServer
 from phalanx.rpc.unix import MAX_PATH_BYTES, serve_unix
-from phalanx.trainer.local import PRELOAD
+from phalanx.trainer.local import ENTRY, PRELOAD
 
 DIGEST_DEADLINE_S = 120.0
 FLUSH_DEADLINE_S = 5.0
@@ -42,16 +43,17 @@ DEFAULT_GRACE_S = 60.0
 class Agent:
     """The agent of one node; a context manager that ends its ranks (after they had their grace) when it is left.
 
-    config: its services name train, data and checkpoint. Raises PhalanxError for what the user must change.
+    config: its services name train, data and checkpoint. entry, preload: what ranks run, and what their fork server
+    imports before. Raises PhalanxError for what the user must change.
     """
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, entry: str = ENTRY, preload: Sequence[str] = PRELOAD) -> None:
         self._config, self._options = config, config.option_table(Options)
         self._options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.node_id, self.inventory = node_id(self._options), take_inventory(self._options)
         self._instance_id = secrets.token_hex(8)
         self._attempts = Attempts()
-        self._servers = ForkServers(PRELOAD, lambda model: preparing.code_digest(model, DIGEST_DEADLINE_S))
+        self._servers = ForkServers(preload, lambda model: preparing.code_digest(model, DIGEST_DEADLINE_S))
         self._train = connect_service(config, "train")
         credentials = replace(config.security.credentials, token=None)
         self._data = connect("data", config.services["data"], credentials, idempotent=DATA_METHODS)
@@ -75,7 +77,9 @@ class Agent:
             self._uplink.put,
         )
         self._socket = socket_path(self._options)
-        self._executor = Executor(self._node, self._servers, self.inventory.address, self._socket, self._uplink.answer)
+        self._executor = Executor(
+            self._node, self._servers, self.inventory.address, self._socket, self._uplink.answer, entry
+        )
 
     def __enter__(self) -> Self:
         on_behalf = OnBehalf(self._attempts, self._data, self._checkpoint, self._node.supersede, self._node.committed)
@@ -101,6 +105,10 @@ class Agent:
                 self._metrics_server.close()
             for channel in (self._train, self._data, self._checkpoint):
                 channel.close()
+
+    def held(self) -> list[pb.HeldGang]:
+        """The gangs that live here, and those whose end train has not acknowledged."""
+        return self._node.held()
 
     def _grace_s(self, held: HeldGang) -> float:
         """The agent's own, or the job's `[deadlines]`."""

@@ -50,7 +50,9 @@ def to_cause(cause: Cause, node: str) -> pb.Cause:
 
 
 def to_state(outcome: GangOutcome) -> agent_pb.GangState:
-    """What became of the gang."""
+    """What became of the gang. One that a newer attempt ends did not fail."""
+    if outcome.first_cause is not None and outcome.first_cause.kind == "superseded":
+        return agent_pb.GANG_STATE_STOPPED
     return {
         "ok": agent_pb.GANG_STATE_FINISHED,
         "stopped": agent_pb.GANG_STATE_STOPPED,
