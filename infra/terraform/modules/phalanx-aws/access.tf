@@ -3,7 +3,7 @@
 #                data bucket                         checkpoint bucket
 #   data         reads, creates registry/datasets    reads, creates journal entries (damage)
 #   train        reads, creates registry/jobs        reads, creates job, events, attempts, journal
-#   checkpoint   reads, creates registry/pins        reads, creates manifests; alone deletes, and only what attempts wrote
+#   checkpoint   reads, creates registry/pins        reads, creates manifests; alone deletes, and only checkpoints
 #   monitor      reads                               reads
 #   ranks        read                                read their project, create what their job's attempts write, but no manifest
 #
@@ -14,10 +14,13 @@ locals {
   checkpoints_arn = aws_s3_bucket.this["checkpoints"].arn
 
   # Below a job's root; ? stands for one digit of a padded number.
-  any_job      = "${local.checkpoints_arn}/projects/*/jobs/*"
-  any_attempt  = "a????????"
-  any_manifest = "a????????/s????????/manifest.json"
-  any_probe    = "probe-*/object"
+  any_job        = "${local.checkpoints_arn}/projects/*/jobs/*"
+  any_attempt    = "a????????"
+  any_checkpoint = "${local.any_attempt}/s????????"
+  any_probe      = "probe-*/object"
+
+  # What makes a checkpoint exist, and what stays of one that retention removed.
+  manifests = [for name in ["manifest.json", "retired.json"] : "${local.any_job}/${local.any_checkpoint}/${name}"]
 
   creates = {
     data = ["${local.data_arn}/registry/datasets/*", "${local.any_job}/journal/*"]
@@ -29,11 +32,11 @@ locals {
       "${local.any_job}/journal/*",
       "${local.any_job}/${local.any_probe}",
     ]
-    checkpoint = ["${local.data_arn}/registry/pins/*", "${local.any_job}/${local.any_manifest}"]
+    checkpoint = concat(["${local.data_arn}/registry/pins/*"], local.manifests)
     monitor    = []
   }
   deletes = {
-    checkpoint = ["${local.any_job}/${local.any_attempt}/*"]
+    checkpoint = ["${local.any_job}/${local.any_checkpoint}/*"]
   }
 
   issuer = trimprefix(aws_eks_cluster.this.identity[0].oidc[0].issuer, "https://")
@@ -178,7 +181,7 @@ resource "aws_iam_role_policy" "ranks" {
           Sid      = "NoCommit"
           Effect   = "Deny"
           Action   = ["s3:PutObject"]
-          Resource = ["${local.any_job}/${local.any_manifest}"]
+          Resource = local.manifests
         },
       ],
       local.writes_key,

@@ -95,7 +95,7 @@ run "lifecycle_drops_unfinished_uploads_and_old_versions_and_nothing_live" {
   }
 }
 
-run "only_checkpoint_deletes_and_only_what_attempts_wrote" {
+run "only_checkpoint_deletes_and_only_checkpoints" {
   assert {
     condition = [
       for name, policy in merge(aws_iam_role_policy.service, { for key, each in aws_iam_role_policy.ranks : "ranks-${key}" => each }) : name
@@ -108,9 +108,9 @@ run "only_checkpoint_deletes_and_only_what_attempts_wrote" {
       Sid      = "Delete"
       Effect   = "Allow"
       Action   = ["s3:DeleteObject"]
-      Resource = ["arn:aws:s3:::line-123456789012-checkpoints/projects/*/jobs/*/a????????/*"]
+      Resource = ["arn:aws:s3:::line-123456789012-checkpoints/projects/*/jobs/*/a????????/s????????/*"]
     }
-    error_message = "never versions, events, attempts or the journal"
+    error_message = "never versions, records, events, attempts or the journal"
   }
 }
 
@@ -134,6 +134,7 @@ run "each_service_creates_its_own_keys_and_monitor_none" {
       checkpoint = [
         "arn:aws:s3:::line-123456789012-data/registry/pins/*",
         "arn:aws:s3:::line-123456789012-checkpoints/projects/*/jobs/*/a????????/s????????/manifest.json",
+        "arn:aws:s3:::line-123456789012-checkpoints/projects/*/jobs/*/a????????/s????????/retired.json",
       ]
       monitor = []
     }
@@ -165,7 +166,9 @@ run "ranks_read_their_project_create_below_their_job_and_commit_nothing" {
     error_message = "ranks read data and their project"
   }
   assert {
-    condition     = one([for statement in jsondecode(aws_iam_role_policy.ranks["llm"].policy).Statement : statement if statement.Effect == "Deny"]).Resource == ["arn:aws:s3:::line-123456789012-checkpoints/projects/*/jobs/*/a????????/s????????/manifest.json"]
+    condition = one([for statement in jsondecode(aws_iam_role_policy.ranks["llm"].policy).Statement : statement if statement.Effect == "Deny"]).Resource == [
+      for name in ["manifest.json", "retired.json"] : "arn:aws:s3:::line-123456789012-checkpoints/projects/*/jobs/*/a????????/s????????/${name}"
+    ]
     error_message = "no manifest by a rank"
   }
 }
