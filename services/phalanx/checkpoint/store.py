@@ -1,0 +1,198 @@
+"""The service's database: saves that were begun or given up, answers to operators' requests, and a catalog of what each
+checkpoint holds.
+
+A cache of decisions. Lost, it is made anew from storage: the catalog by looking, and a save that was begun is protected
+without it too (`collection.leftover`). What is lost with it: that a save was given up (its objects stay until the
+attempt commits a later step or ends), and the answers by which repeated requests are recognised.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import sqlalchemy as sql
+from alembic import command
+from alembic.config import Config
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, Engine
+
+from phalanx.core.errors import OutsideError
+from phalanx.lineage import CheckpointRef
+from phalanx.lineage.registry import JobName
+
+BEGUN: Final = "begun"
+ABORTED: Final = "aborted"
+BUSY_TIMEOUT_S = 30.0
+_MIGRATIONS = Path(__file__).parent / "migrations"
+
+_METADATA = sql.MetaData()
+
+
+def _key_columns() -> tuple[sql.Column[Any], ...]:
+    return (
+        sql.Column("project", sql.String(63), primary_key=True),
+        sql.Column("uid", sql.String(63), primary_key=True),
+        sql.Column("attempt", sql.BigInteger, primary_key=True, autoincrement=False),
+        sql.Column("step", sql.BigInteger, primary_key=True, autoincrement=False),
+    )
+
+
+SAVES = sql.Table("saves", _METADATA, *_key_columns(), sql.Column("state", sql.String(16), nullable=False))
+CATALOG = sql.Table(
+    "catalog",
+    _METADATA,
+    *_key_columns(),
+    sql.Column("num_bytes", sql.BigInteger, nullable=False),
+    sql.Column("world_size", sql.BigInteger, nullable=False),
+    sql.Column("created_us", sql.BigInteger, nullable=False),
+)
+REQUESTS = sql.Table(
+    "requests",
+    _METADATA,
+    sql.Column("request_id", sql.String(200), primary_key=True),
+    sql.Column("asked", sql.Text, nullable=False),
+    sql.Column("answer", sql.Text),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What the catalog knows of a checkpoint. num_bytes: of its tensor data. created: when this service committed it or
+    first saw it; for people only.
+    """
+
+    num_bytes: int
+    world_size: int
+    created: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request that was seen before: what was asked, and the answer where it was given."""
+
+    asked: Mapping[str, Any]
+    answer: Mapping[str, Any] | None
+
+
+class Database:
+    """Everything durable that the service knows beside storage. url: an SQLAlchemy URL, with its password. Each method
+    is one transaction, durable when it returns; safe for many threads.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._engine = _engine(url)
+        self._write = threading.Lock()
+        try:
+            with self._engine.begin() as connection:
+                _migrate(connection)
+        except sql.exc.SQLAlchemyError as error:
+            raise OutsideError(f"the checkpoint service's database cannot be opened: {error}") from error
+
+    def close(self) -> None:
+        """Ends its connections."""
+        self._engine.dispose()
+
+    def set_save(self, job: JobName, ref: CheckpointRef, state: Literal["begun", "aborted"]) -> None:
+        """The save is begun, or given up."""
+        with self._write, self._engine.begin() as connection:
+            connection.execute(sql.delete(SAVES).where(_is(SAVES, job, ref)))
+            connection.execute(sql.insert(SAVES).values(**_values(job, ref), state=state))
+
+    def saves(self, job: JobName) -> dict[CheckpointRef, str]:
+        """The saves of a job that were begun or given up and not committed, with their state."""
+        query = sql.select(SAVES.c.attempt, SAVES.c.step, SAVES.c.state).where(_of(SAVES, job))
+        with self._engine.connect() as connection:
+            return {CheckpointRef(row.attempt, row.step): row.state for row in connection.execute(query)}
+
+    def forget_saves(self, job: JobName, refs: Iterable[CheckpointRef]) -> None:
+        """Nothing is to be remembered of these: they are committed, or of an attempt that is over."""
+        with self._write, self._engine.begin() as connection:
+            for ref in refs:
+                connection.execute(sql.delete(SAVES).where(_is(SAVES, job, ref)))
+
+    def note(self, job: JobName, ref: CheckpointRef, num_bytes: int, world_size: int, now: datetime) -> Entry:
+        """The checkpoint exists: adds it to the catalog, if it is not there, and returns its entry."""
+        values = {"num_bytes": num_bytes, "world_size": world_size, "created_us": int(now.timestamp() * 1_000_000)}
+        with self._write, self._engine.begin() as connection:
+            known = connection.execute(sql.select(CATALOG).where(_is(CATALOG, job, ref))).first()
+            if known is None:
+                connection.execute(sql.insert(CATALOG).values(**_values(job, ref), **values))
+            connection.execute(sql.delete(SAVES).where(_is(SAVES, job, ref)))
+        return _entry(known) if known is not None else Entry(num_bytes, world_size, now)
+
+    def catalog(self, job: JobName) -> dict[CheckpointRef, Entry]:
+        """What is known of a job's checkpoints."""
+        with self._engine.connect() as connection:
+            rows = connection.execute(sql.select(CATALOG).where(_of(CATALOG, job)))
+            return {CheckpointRef(row.attempt, row.step): _entry(row) for row in rows}
+
+    def drop(self, job: JobName, refs: Iterable[CheckpointRef]) -> None:
+        """These checkpoints are gone."""
+        with self._write, self._engine.begin() as connection:
+            for ref in refs:
+                connection.execute(sql.delete(CATALOG).where(_is(CATALOG, job, ref)))
+
+    def asked(self, request_id: str) -> Asked | None:
+        """What is known of a request that was seen before."""
+        with self._engine.connect() as connection:
+            known = connection.execute(sql.select(REQUESTS).where(REQUESTS.c.request_id == request_id)).first()
+        if known is None:
+            return None
+        return Asked(json.loads(known.asked), json.loads(known.answer) if known.answer else None)
+
+    def ask(self, request_id: str, asked: Mapping[str, Any]) -> None:
+        """Remembers a request before it is acted upon; the first to come counts."""
+        with self._write, self._engine.begin() as connection:
+            query = sql.select(REQUESTS.c.request_id).where(REQUESTS.c.request_id == request_id)
+            if connection.execute(query).first() is None:
+                text = json.dumps(asked, sort_keys=True)
+                connection.execute(sql.insert(REQUESTS).values(request_id=request_id, asked=text))
+
+    def answer(self, request_id: str, answer: Mapping[str, Any]) -> None:
+        """The answer that the same request gets again."""
+        with self._write, self._engine.begin() as connection:
+            query = sql.update(REQUESTS).where(REQUESTS.c.request_id == request_id)
+            connection.execute(query.values(answer=json.dumps(answer)))
+
+
+def _engine(url: str) -> Engine:
+    engine = sql.create_engine(url, pool_pre_ping=True)
+    if engine.dialect.name == "sqlite":
+        event.listen(engine, "connect", _prepare_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _: object) -> None:
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={int(BUSY_TIMEOUT_S * 1000)}"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _migrate(connection: Connection) -> None:
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+
+
+def _values(job: JobName, ref: CheckpointRef) -> dict[str, Any]:
+    return {"project": job.project, "uid": job.uid, "attempt": ref.attempt, "step": ref.step}
+
+
+def _of(table: sql.Table, job: JobName) -> sql.ColumnElement[bool]:
+    return sql.and_(table.c.project == job.project, table.c.uid == job.uid)
+
+
+def _is(table: sql.Table, job: JobName, ref: CheckpointRef) -> sql.ColumnElement[bool]:
+    return sql.and_(_of(table, job), table.c.attempt == ref.attempt, table.c.step == ref.step)
+
+
+def _entry(row: Any) -> Entry:
+    return Entry(row.num_bytes, row.world_size, datetime.fromtimestamp(row.created_us / 1_000_000, UTC))
