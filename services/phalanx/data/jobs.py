@@ -2,40 +2,19 @@
 
 from __future__ import annotations
 
-import re
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Protocol
 
-from phalanx.core.errors import PhalanxError
 from phalanx.data.plans import JournalView
 from phalanx.lineage import JournalEntry, Lineage, keys
+from phalanx.lineage.registry import JobName
 from phalanx.objects import ObjectStore
 from phalanx.rpc.errors import NotFound
 from phalanx.spec import Job
 
-_NAME = re.compile(r"projects/([^/\s]{1,200})/jobs/([^/\s]{1,200})")
 KEPT_JOURNALS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class JobName:
-    """`projects/<project>/jobs/<uid>`."""
-
-    project: str
-    uid: str
-
-    def __str__(self) -> str:
-        return f"projects/{self.project}/jobs/{self.uid}"
-
-
-def job_name(text: str) -> JobName:
-    """The name in its parts; raises PhalanxError."""
-    match = _NAME.fullmatch(text)
-    if match is None:
-        raise PhalanxError("job", value=text, expected="projects/<project>/jobs/<job>", remedy="correct the name")
-    return JobName(match[1], match[2])
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from phalanx.data.jobs import FoundJob, JobName, JobSource, Journals, require_job
+from phalanx.data.jobs import FoundJob, JobSource, Journals, require_job
 from phalanx.data.plans import HorizonPolicy, plan_for
 from phalanx.lineage.plan import ReadingPlan
+from phalanx.lineage.registry import JobName
 from phalanx.spec import Job
 from phalanx.stream.manifest import Split, open_split, refuse_held_out
 from phalanx.trainer.places import store_at

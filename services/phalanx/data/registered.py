@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from phalanx.data.jobs import FoundJob, JobName
-from phalanx.lineage.registry import Registry
+from phalanx.data.jobs import FoundJob
+from phalanx.lineage.registry import JobName, Registry
 from phalanx.objects import ObjectStore
 
 KEPT_JOBS = 4096

@@ -25,10 +25,11 @@ from phalanx.data.damage import (
     request_id_of,
 )
 from phalanx.data.decisions import Action, Damage
-from phalanx.data.jobs import FoundJob, JobName, JobSource, Journals, require_job
+from phalanx.data.jobs import FoundJob, JobSource, Journals, require_job
 from phalanx.data.plans import require_newest
 from phalanx.data.reading import training_split
 from phalanx.lineage.plan import DAMAGE_KIND
+from phalanx.lineage.registry import JobName
 from phalanx.objects import ObjectMissing, ObjectStore
 from phalanx.rpc.errors import NotFound
 from phalanx.stream.manifest import ShardEntry, Split, index_key, tar_key

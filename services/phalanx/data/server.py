@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import grpc
-from phalanx.data.reports import Reports
 
 from phalanx.api.data.v1 import data_service_pb2 as pb
 from phalanx.api.data.v1.data_service_pb2_grpc import DataServiceServicer
 from phalanx.data.access import require_gang
-from phalanx.data.jobs import job_name
 from phalanx.data.reading import Reading
 from phalanx.data.registration import Catalog
+from phalanx.data.reports import Reports
 from phalanx.data.wire import damage_message, plan_message, version_message
+from phalanx.lineage.registry import JobName
 from phalanx.rpc import caller
 
 
@@ -41,7 +41,7 @@ class DataServicer(DataServiceServicer):
     def GetReadingPlan(  # noqa: N802 - the contract's name
         self, request: pb.GetReadingPlanRequest, context: grpc.ServicerContext
     ) -> pb.GetReadingPlanResponse:
-        name = job_name(request.job)
+        name = JobName.parse(request.job)
         require_gang(caller(context), name.project, name.uid, request.attempt)
         plan = self._reading.plan(name, request.attempt, request.step, request.horizon_steps)
         return pb.GetReadingPlanResponse(plan=plan_message(plan))
@@ -49,7 +49,7 @@ class DataServicer(DataServiceServicer):
     def ReportDamage(  # noqa: N802 - the contract's name
         self, request: pb.ReportDamageRequest, context: grpc.ServicerContext
     ) -> pb.ReportDamageResponse:
-        name = job_name(request.job)
+        name = JobName.parse(request.job)
         require_gang(caller(context), name.project, name.uid, request.attempt)
         damage = self._reports.report(name, request.attempt, request.shard, request.why, request.step)
         return pb.ReportDamageResponse(damage=damage_message(damage))
@@ -57,6 +57,6 @@ class DataServicer(DataServiceServicer):
     def ListDamage(  # noqa: N802 - the contract's name
         self, request: pb.ListDamageRequest, context: grpc.ServicerContext
     ) -> pb.ListDamageResponse:
-        name = job_name(request.job)
+        name = JobName.parse(request.job)
         caller(context).require_job(name.project, name.uid)
         return pb.ListDamageResponse(damages=map(damage_message, self._reports.damages(name)))
