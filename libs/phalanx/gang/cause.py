@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
@@ -28,6 +28,7 @@ CauseKind = Literal[
     "lost_peer",
     "interrupted",
     "superseded",
+    "bad_shard",
 ]
 
 
@@ -46,6 +47,7 @@ class Cause:
     rank: None when it was no rank (the fork server, the user). detail: a traceback or a stack, many lines.
     is_waiting: a hang inside a collective, for which a rank of another host may be to blame.
     interrupted: the user stopped the gang before its ranks could end by themselves. superseded: a newer attempt exists.
+    bad_shard: training data can't be read, and not because storage does not answer.
     """
 
     kind: CauseKind
@@ -75,6 +77,8 @@ _PEER_TEXT = re.compile(
     r"|Application timeout caused pair closure|connectFullMesh failed|Connect timeout|gloo/transport"
     r"|NCCL communicator was aborted|remote process exited|failed to recv|Socket closed"
 )
+# Errors that say by their class what it is.
+_KINDS: Mapping[str, CauseKind] = {"Superseded": "superseded", "DamagedShard": "bad_shard"}
 _MEMORY_ERRORS = {"MemoryError", "OutOfMemoryError"}
 _MEMORY_TEXT = re.compile(r"can't allocate memory|not enough memory|CUDA out of memory")  # torch's on CPU has no type
 
@@ -120,6 +124,8 @@ def _error_kind(fields: Any) -> CauseKind:
     chain = fields.get("chain", [])
     if is_follow_up(chain):
         return "lost_peer"
+    for kind in (_KINDS[name] for names, _ in chain for name in names if name in _KINDS):
+        return kind
     if any(_MEMORY_ERRORS.intersection(names) or _MEMORY_TEXT.search(message) for names, message in chain):
         return "out_of_memory"
     if fields.get("user_error"):

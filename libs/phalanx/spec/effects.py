@@ -69,6 +69,8 @@ def _service_rules(job: Job) -> Iterator[Rule]:
     yield job.checkpoint.keep_latest_k > 0, "checkpoint.keep_latest_k", reason
     for name in ("on_nan", "on_spike", "on_divergence", "on_hang"):
         yield name in job.recovery.model_fields_set, f"recovery.{name}", f"it is {only} acts on it"
+    skips, reason = job.recovery.on_bad_shard == "skip", f"it is {only} decides which windows a shard costs"
+    yield skips, "recovery.on_bad_shard", reason
     yield "plan_s" in job.deadlines.model_fields_set, "deadlines.plan_s", f"it is {only} is waited for"
 
 

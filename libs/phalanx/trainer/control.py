@@ -8,10 +8,16 @@ boundaries only, and hands over what must be committed.
 from __future__ import annotations
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
+from phalanx.core.errors import PhalanxError
 from phalanx.lineage import Manifest
+
+
+class Superseded(PhalanxError):
+    """A newer attempt of the job has been opened: this one ends, and nobody starts it again."""
 
 
 class Orders(enum.IntFlag):
@@ -32,6 +38,19 @@ class Plan:
     horizon_step: int
     zero_weight: tuple[tuple[int, int], ...]
     journal_digest: str
+
+    def to_json(self) -> dict[str, Any]:
+        """As rank 0 tells it to the others."""
+        spans = [list(span) for span in self.zero_weight]
+        return {"horizon_step": self.horizon_step, "zero_weight": spans, "journal_digest": self.journal_digest}
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Plan:
+        return Plan(
+            horizon_step=int(fields["horizon_step"]),
+            zero_weight=tuple((int(start), int(stop)) for start, stop in fields["zero_weight"]),
+            journal_digest=str(fields["journal_digest"]),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +79,19 @@ class Control(Protocol):
         ...
 
     def renew(self, step: int) -> Plan:
-        """The plan that holds from `step` on, with a horizon beyond it."""
+        """The plan that holds from `step` on, with a horizon beyond it. Raises Superseded (on rank 0) when a newer
+        attempt of the job has been opened.
+        """
         ...
 
     def refuse_parent(self, parent: Manifest, why: str) -> None:
         """This rank can't restore `parent`: the attempt will end, and no later one may start from it."""
+        ...
+
+    def report_shard(self, key: str, why: str, step: int) -> bool:
+        """This rank can't read the object `key` of the training split for `step`; what is decided then counts from the
+        next attempt on. True: the object is whole, so it may be read once more now.
+        """
         ...
 
     def orders(self) -> Orders:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import dataclass
@@ -10,11 +11,15 @@ from enum import StrEnum
 import torch
 import torch.distributed as dist
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.stream import DamagedShard
 from phalanx.trainer.control import Orders
+from phalanx.trainer.feed import StepInput
 from phalanx.trainer.recorder import StepResult
 from phalanx.trainer.schedule import learning_rate_factor
 from phalanx.trainer.session import Session, loader_state
+
+LOG = logging.getLogger(__name__)
 
 
 class Ending(StrEnum):
@@ -30,16 +35,19 @@ def train(session: Session) -> Ending:
     plan, word = session.opening.plan, Word.none()
     session.phases.enter("first_step", session.step + 1)
     while session.step < job.training.steps and Orders.STOP not in word.orders:
-        started = time.perf_counter()
         if session.step >= plan.horizon_step:
             plan = session.control.renew(session.step)
             session.feed.follow(plan)
+        started = time.perf_counter()
         session.step += 1
-        inputs = session.feed.take(session.step)
+        inputs = take(session)
         model.seed_step(session.step)
-        loss = model.forward_backward(inputs.batch, max(1, inputs.valid_tokens))
-        model.finish_gradients()
-        word = agree(session, loss, model.gradient_square_sum())
+        with session.step_times.work(session.step):
+            loss = model.forward_backward(inputs.batch, max(1, inputs.valid_tokens))
+            model.finish_gradients()
+            square_sum = model.gradient_square_sum()
+        word = agree(session, loss, square_sum)
+        agreed = time.perf_counter()
         lr_factor = learning_rate_factor(session.step, job.lr_scheduler)
         if word.is_finite:
             optimizer.update(model.gradients(), word.gradient_norm, lr_factor)
@@ -55,18 +63,43 @@ def train(session: Session) -> Ending:
             inputs.wait_s,
         )
         session.recorder.add(result, inputs.windows.rows)
+        session.step_times.tell(result, time.perf_counter() - agreed)
         tell(session, result, lr_factor * job.optimizer.lr)
         evaluate_when_due(session)
         is_ordered = word.orders & (Orders.STOP | Orders.CHECKPOINT) or session.step == job.training.steps
         if is_ordered or (saver.due(session.step) and not saver.skips(word.is_any_busy)):
+            session.phases.enter("commit", session.step)
+            saver.finish()
             session.phases.enter("save", session.step)
             saver.save(loader_state(session), plan.journal_digest, {"num_updates": optimizer.num_updates})
         saver.check()
         session.phases.enter("step", session.step + 1)
-    session.phases.enter("save", session.step)
+    session.phases.enter("commit", session.step)
     saver.finish()
     dist.barrier()
     return Ending.FINISHED if session.step >= job.training.steps else Ending.STOPPED
+
+
+def take(session: Session) -> StepInput:
+    """The input of the session's step. A shard that is damaged is reported, and read once more where that is said to
+    help; else its error ends the attempt.
+    """
+    try:
+        return session.feed.take(session.step)
+    except DamagedShard as damage:
+        session.report("bad_shard", shard=damage.key, why=damage.why, step=session.step)
+        if not is_whole_after_all(session, damage):
+            raise
+        return session.feed.take(session.step)
+
+
+def is_whole_after_all(session: Session, damage: DamagedShard) -> bool:
+    """What whoever decides about damage says of it; a report that fails must not be told in the damage's place."""
+    try:
+        return session.control.report_shard(damage.key, damage.why, session.step)
+    except OutsideError as error:
+        LOG.warning("nothing is decided about the damage, so the next attempt meets it again: %s", error)
+        return False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,14 +11,21 @@ from phalanx.trainer.places import job_store
 from phalanx.trainer.preflight import Prepared, from_arguments
 
 if TYPE_CHECKING:
+    from phalanx.objects import ObjectStore
+    from phalanx.trainer.agent_control import Agent, AgentControl
+    from phalanx.trainer.exchange import Exchange
     from phalanx.trainer.loop import Ending
+    from phalanx.trainer.phases import Phases
     from phalanx.trainer.session import Session
+    from phalanx.trainer.storage_control import StorageControl
 
 DEBUG_TIMEOUT_S = 7 * 24 * 3600.0
 
 
 def run_rank(context: RankContext) -> None:
-    """Entry of a rank: `context.arguments` as `to_arguments` makes them. Raises what ends the attempt."""
+    """Entry of a rank: `context.arguments` as `to_arguments` makes them, with `agent` (socket, job, attempt) where an
+    agent started it. Raises what ends the attempt.
+    """
     run_prepared(context, from_arguments(context.arguments), context.arguments.get("debug_rank"))
 
 
@@ -33,41 +40,79 @@ def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | Non
     from phalanx.trainer.loop import Ending, train
     from phalanx.trainer.phases import Phases
     from phalanx.trainer.session import build_session
-    from phalanx.trainer.storage_control import Proposal, StorageControl
 
     job, deadlines = prepared.job, prepared.job.deadlines
     device = open_device(job.cluster.device, deterministic=job.training.deterministic)
-    phases = Phases(context.report, deadlines)
+    agent = agent_of(context)
+    phases = Phases(context.report, deadlines, waits_for_services=agent is not None)
     phases.enter("init", 0)
-    longest_s = max(
-        deadlines.init_s,
-        deadlines.restore_s,
-        deadlines.first_step_s,
-        deadlines.step_s,
-        deadlines.save_s,
-        deadlines.evaluation_s,
-    )
     backend = "nccl" if device.type == "cuda" else "gloo"
-    timeout_s = 2 * longest_s if debug_rank is None else DEBUG_TIMEOUT_S
-    rendezvous_store = init_process_group(context, timeout_s, backend)
+    timeout_s = 2 * phases.longest_s if debug_rank is None else DEBUG_TIMEOUT_S
+    exchange = Exchange(init_process_group(context, timeout_s, backend), context.rank)
     store = job_store(job)
     lineage = Lineage(store)
-    control = StorageControl(
+    control = control_of(context, prepared, agent, lineage, store, exchange, phases)
+    control.listen()
+    session = build_session(
+        prepared,
+        context.rank,
+        device,
+        control,
         lineage,
         store,
-        Exchange(rendezvous_store, context.rank),
-        Proposal(prepared.code_digest, prepared.identity_digest, job.placement(context.world_size)),
-        rank=context.rank,
-        world_size=context.world_size,
-        deadline_s=deadlines.save_s,
-        report=context.report,
+        phases,
+        context.report,
+        reports_step_times=agent is not None,
     )
-    control.listen()
-    session = build_session(prepared, context.rank, device, control, lineage, store, phases, context.report)
     ending = train(session) if debug_rank != context.rank else _train_in_debugger(session)
     session.close()
     dist.destroy_process_group()
     context.report("stopped" if ending is Ending.STOPPED else "finished", step=session.step)
+
+
+def agent_of(context: RankContext) -> Agent | None:
+    """The agent that started this rank, if one did; rank 0 gets ready to call it while the ranks meet."""
+    place = context.arguments.get("agent")
+    if place is None:
+        return None
+    from phalanx.trainer.agent_control import Agent, AgentPlace
+
+    agent = Agent(AgentPlace.from_json(place))
+    if context.rank == 0:
+        agent.warm_up()
+    return agent
+
+
+def control_of(
+    context: RankContext,
+    prepared: Prepared,
+    agent: Agent | None,
+    lineage: Lineage,
+    store: ObjectStore,
+    exchange: Exchange,
+    phases: Phases,
+) -> AgentControl | StorageControl:
+    """The control of a rank: its agent's, or storage's where there is none."""
+    from phalanx.trainer.agent_control import AgentControl
+    from phalanx.trainer.storage_control import Proposal, StorageControl
+
+    job, rank = prepared.job, context.rank
+    if agent is not None:
+        plan_s = job.deadlines.plan_s
+        return AgentControl(
+            agent, lineage, exchange, rank=rank, plan_s=plan_s, enter=phases.enter, report=context.report
+        )
+    return StorageControl(
+        lineage,
+        store,
+        exchange,
+        Proposal(prepared.code_digest, prepared.identity_digest, job.placement(context.world_size)),
+        rank=rank,
+        world_size=context.world_size,
+        deadline_s=job.deadlines.save_s,
+        report=context.report,
+        on_bad_shard=job.recovery.on_bad_shard,
+    )
 
 
 def _train_in_debugger(session: Session) -> Ending:

@@ -30,6 +30,7 @@ from phalanx.trainer.places import order_of, store_at
 from phalanx.trainer.preflight import Prepared
 from phalanx.trainer.recorder import Recorder
 from phalanx.trainer.saver import Saver, Stamp
+from phalanx.trainer.step_times import StepTimes
 
 LOG = logging.getLogger(__name__)
 
@@ -53,6 +54,7 @@ class Session:
     opening: Opening
     phases: Phases
     report: Callable[..., None]
+    step_times: StepTimes
     step: int
 
     def state(self) -> list[HeldTensor]:
@@ -89,6 +91,8 @@ def build_session(
     store: ObjectStore,
     phases: Phases,
     report: Callable[..., None],
+    *,
+    reports_step_times: bool = False,
 ) -> Session:
     """Opens the attempt and builds the rank; the model holds initial weights, or those of the parent checkpoint."""
     job, layout = prepared.job, prepared.layout
@@ -123,6 +127,7 @@ def build_session(
         opening=opening,
         phases=phases,
         report=report,
+        step_times=StepTimes(report if reports_step_times else None),
         step=start_step,
     )
 

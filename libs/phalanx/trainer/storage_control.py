@@ -8,15 +8,12 @@ the next step boundary.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
-from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.core.errors import PhalanxError
 from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, Lineage, Manifest
 from phalanx.lineage.damage import report_damage
 from phalanx.lineage.plan import (
@@ -29,21 +26,20 @@ from phalanx.lineage.plan import (
 )
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.commit import commit
-from phalanx.trainer.control import Commit, Opening, Orders, Plan
+from phalanx.trainer.commits import Committed, Committing
+from phalanx.trainer.control import Commit, Opening, Orders, Plan, Superseded
 from phalanx.trainer.exchange import Exchange
+from phalanx.trainer.orders import OrderBox
 
 __all__ = [
     "DAMAGED_CHECKPOINT_KIND",
     "HORIZON_STEPS",
-    "ORDER_SIGNALS",
     "ZERO_WEIGHT_KINDS",
     "Proposal",
     "StorageControl",
     "damaged_checkpoints",
     "zero_weight_spans",
 ]
-
-ORDER_SIGNALS = {signal.SIGINT: Orders.STOP, signal.SIGTERM: Orders.STOP, signal.SIGUSR1: Orders.CHECKPOINT}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +67,12 @@ class StorageControl:
         world_size: int,
         deadline_s: float,
         report: Callable[..., None],
+        on_bad_shard: str = "stop",
     ) -> None:
         self._lineage, self._store, self._exchange, self._proposal = lineage, store, exchange, proposal
         self._rank, self._world_size, self._deadline_s, self._report = rank, world_size, deadline_s, report
-        self._is_stopped = False
-        self._num_checkpoint_orders = self._num_checkpoints_taken = 0
+        self._on_bad_shard = on_bad_shard
+        self._orders = OrderBox()
         self._attempt = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
@@ -85,12 +82,16 @@ class StorageControl:
         self._attempt = int(opened["attempt"])
         parent = opened["parent"]
         manifest = self._lineage.manifest(CheckpointRef(*parent)) if parent else None
-        return Opening(self._attempt, manifest, _plan(opened["plan"]))
+        return Opening(self._attempt, manifest, Plan.from_json(opened["plan"]))
 
     def _open(self) -> Mapping[str, Any]:
         attempt = self._open_attempt()
         parent = [attempt.parent.attempt, attempt.parent.step] if attempt.parent else None
-        return {"attempt": attempt.number, "parent": parent, "plan": self._plan(attempt.number, attempt.start_step)}
+        return {
+            "attempt": attempt.number,
+            "parent": parent,
+            "plan": self._plan(attempt.number, attempt.start_step).to_json(),
+        }
 
     def _open_attempt(self) -> Attempt:
         """Opens from the newest checkpoint that is not known, and does not turn out, to be damaged."""
@@ -110,59 +111,57 @@ class StorageControl:
                 avoid.add(error.checkpoint)
 
     def renew(self, step: int) -> Plan:
-        """See `Control.renew`. Raises PhalanxError on rank 0 when a newer attempt of the job has been opened."""
-        return _plan(self._exchange.share(lambda: self._renew(step), self._deadline_s))
+        """See `Control.renew`."""
+        return Plan.from_json(self._exchange.share(lambda: self._renew(step), self._deadline_s))
 
     def _renew(self, step: int) -> dict[str, Any]:
         newest = self._lineage.newest_attempt()
         if newest is not None and newest.number > self._attempt:
-            raise PhalanxError(
+            raise Superseded(
                 f"attempt {self._attempt}",
                 expected=f"to be the newest attempt of the job, but attempt {newest.number} has been opened since",
                 remedy="another process runs this job: let it go on (nothing is lost), or stop it and run again",
             )
-        return self._plan(self._attempt, step)
+        return self._plan(self._attempt, step).to_json()
 
-    def _plan(self, attempt: int, step: int) -> dict[str, Any]:
+    def _plan(self, attempt: int, step: int) -> Plan:
         plan = reading_plan(self._lineage.journal(attempt), step)
-        return {
-            "horizon_step": plan.horizon_step,
-            "zero_weight": [list(span) for span in plan.zero_weight],
-            "journal_digest": plan.journal_digest,
-        }
+        return Plan(plan.horizon_step, plan.zero_weight, plan.journal_digest)
 
     def refuse_parent(self, parent: Manifest, why: str) -> None:
         """See `Control.refuse_parent`. Any rank may find the damage; the first entry is enough."""
         report_damage(self._lineage, self._attempt, parent.ref, parent.loader.position, why)
 
+    def report_shard(self, key: str, why: str, step: int) -> bool:
+        """See `Control.report_shard`: nothing is decided here. Raises PhalanxError where the job wants more than to
+        stop.
+        """
+        if self._on_bad_shard == "stop":
+            return False
+        raise PhalanxError(
+            f"object {key} of data.train",
+            value=why,
+            expected="data that can be read: which windows it costs (recovery.on_bad_shard) the services alone decide",
+            remedy="submit the job to the services, or put the object back as `phalanx data prepare` wrote it",
+        ) from None
+
     def listen(self) -> None:
         """Takes orders as signals from now on; call in the main thread."""
-        for number in ORDER_SIGNALS:
-            signal.signal(number, self._on_signal)
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self.give(ORDER_SIGNALS[signal.Signals(number)])
+        self._orders.listen()
 
     def give(self, order: Orders) -> None:
-        """Adds an order; it takes effect at the next step boundary. Safe in a signal handler: what this writes, nothing
-        else does.
-        """
-        if Orders.STOP in order:
-            self._is_stopped = True
-        if Orders.CHECKPOINT in order:
-            self._num_checkpoint_orders += 1
+        """Adds an order; it takes effect at the next step boundary. Safe in a signal handler."""
+        self._orders.give(order)
 
     def orders(self) -> Orders:
-        """See `Control.orders`. STOP stays: a rank that was told to stop goes on saying so."""
-        taken, self._num_checkpoints_taken = self._num_checkpoints_taken, self._num_checkpoint_orders
-        checkpoint = Orders.CHECKPOINT if self._num_checkpoints_taken > taken else Orders.NONE
-        return checkpoint | (Orders.STOP if self._is_stopped else Orders.NONE)
+        """See `Control.orders`."""
+        return self._orders.take()
 
     def commit(self, manifest: Manifest) -> Commit:
         """See `Control.commit`."""
         if self._rank != 0:
-            return _Committed()
-        return _Committing(self._pool.submit(self._commit, manifest), manifest)
+            return Committed()
+        return Committing(self._pool.submit(self._commit, manifest), manifest)
 
     def _commit(self, manifest: Manifest) -> None:
         commit(self._lineage, self._store, manifest, self._world_size, self._deadline_s)
@@ -171,38 +170,3 @@ class StorageControl:
     def close(self) -> None:
         """See `Control.close`."""
         self._pool.shutdown(wait=True)
-
-
-class _Committed:
-    """What ranks other than 0 hold: they have nothing to wait for."""
-
-    done = True
-
-    def wait(self, deadline_s: float) -> None:
-        """Returns at once."""
-
-
-class _Committing:
-    """A commit that rank 0 runs in its thread."""
-
-    def __init__(self, future: Future[None], manifest: Manifest) -> None:
-        self._future, self._manifest = future, manifest
-
-    @property
-    def done(self) -> bool:
-        return self._future.done()
-
-    def wait(self, deadline_s: float) -> None:
-        """Raises what the commit raised, or OutsideError past the deadline."""
-        try:
-            self._future.result(timeout=deadline_s)
-        except FutureTimeout as error:
-            raise OutsideError(f"checkpoint {self._manifest.ref} was not committed within {deadline_s:g} s") from error
-
-
-def _plan(fields: Mapping[str, Any]) -> Plan:
-    return Plan(
-        horizon_step=int(fields["horizon_step"]),
-        zero_weight=tuple((int(start), int(stop)) for start, stop in fields["zero_weight"]),
-        journal_digest=str(fields["journal_digest"]),
-    )

@@ -175,6 +175,8 @@ _MAKERS: Mapping[str, Callable[[Any, Event, str], None]] = {
     "evaluation": _evaluation,
     "opened": _opened,
     "damage": _damage,
+    "bad_shard": _damage,
+    "bad_shard": _damage,
     "error": _error,
     "exit": _exit,
     "finished": _finished,

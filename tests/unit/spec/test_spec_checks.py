@@ -171,7 +171,8 @@ def test_setting_that_only_services_read_is_told_without_them():
     changes = {"checkpoint": {"keep_latest_k": 2, "keep_every_n": 10}, "recovery": recovery, "deadlines__plan_s": 9.0}
     job = sample(data__held_out=None, **changes)
     told = without_effect(job, job.layout(4))
-    names = ["checkpoint.keep_latest_k", "recovery.on_nan", "recovery.on_spike", "deadlines.plan_s"]
+    policies = ["recovery.on_nan", "recovery.on_spike", "recovery.on_bad_shard"]
+    names = ["checkpoint.keep_latest_k", *policies, "deadlines.plan_s"]
     assert [line.split(" has no effect")[0] for line in told] == names
     assert without_effect(job, job.layout(4), under_services=True) == ()
 
