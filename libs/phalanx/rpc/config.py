@@ -65,6 +65,8 @@ class Database:
         data = read_bytes(self.password, "the password of the database", "check `database.password`")
         parts = urlsplit(self.url)
         user, at, host = parts.netloc.rpartition("@")
+        if not user:
+            raise PhalanxError("database.url", value=self.url, expected="a user before the host", remedy="add it")
         return parts._replace(netloc=f"{user}:{quote(data.decode().strip(), safe='')}{at}{host}").geturl()
 
 

@@ -69,5 +69,6 @@ def _pings() -> Options:
     return (
         ("grpc.keepalive_time_ms", int(PING_EVERY_S * 1000)),
         ("grpc.keepalive_timeout_ms", int(PING_ANSWER_S * 1000)),
+        ("grpc.http2.ping_timeout_ms", int(PING_ANSWER_S * 1000)),
         ("grpc.http2.max_pings_without_data", 0),
     )

@@ -118,10 +118,12 @@ class Line:
     def tried(self, method: str, deadline_s: float, attempt: Callable[[float], Result]) -> Result:
         """`attempt(seconds it may take)`, again after Unavailable where the method allows, until the deadline.
 
-        One try may take a third of the deadline, or the channel's default where that is longer.
+        Where it may be tried again, one try takes a third of the deadline at most, or the channel's default where that
+        is longer.
         """
         began_s = time.monotonic()
-        longest_try_s = max(self.policy.deadline_s, deadline_s / 3)
+        may_retry = self.policy.may_retry(method)
+        longest_try_s = max(self.policy.deadline_s, deadline_s / 3) if may_retry else deadline_s
         number = 0
         while True:
             left_s = began_s + deadline_s - time.monotonic()
@@ -132,13 +134,13 @@ class Line:
                 meant = self.meaning(method, call, deadline_s)
                 pause = pause_s(number)
                 spent_s = time.monotonic() - began_s + pause
-                if not self._is_worth_another(method, meant, spent_s, deadline_s):
+                if not may_retry or not self._is_worth_another(meant, spent_s, deadline_s):
                     raise meant from error
             time.sleep(pause)
             number += 1
 
-    def _is_worth_another(self, method: str, error: Exception, spent_s: float, deadline_s: float) -> bool:
+    def _is_worth_another(self, error: Exception, spent_s: float, deadline_s: float) -> bool:
         patience_s = self.policy.patience_s
         if isinstance(error, NotUp) and patience_s is not None and spent_s >= patience_s:
             return False
-        return isinstance(error, Unavailable) and spent_s < deadline_s and self.policy.may_retry(method)
+        return isinstance(error, Unavailable) and spent_s < deadline_s
