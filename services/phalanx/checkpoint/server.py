@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+
+import grpc
 
 from phalanx.api.checkpoint.v1 import checkpoint_service_pb2 as pb
 from phalanx.api.checkpoint.v1.checkpoint_service_pb2_grpc import CheckpointServiceServicer
@@ -16,12 +17,10 @@ from phalanx.checkpoint.jobs import HostedJob, Jobs
 from phalanx.checkpoint.names import Selector, parse_selector, ref_text
 from phalanx.checkpoint.verifying import Verifier
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage import CheckpointRef
+from phalanx.lineage import CheckpointRef, DamagedObject
 from phalanx.lineage.registry import JobName
 from phalanx.rpc import TimedOut, caller, ended
-
-if TYPE_CHECKING:
-    import grpc
+from phalanx.snapshot import IncompleteCheckpoint
 
 PAGE, LARGEST_PAGE = 100, 1000
 
@@ -54,7 +53,11 @@ class CheckpointServicer(CheckpointServiceServicer):
         over.wait()
         if not flight.done():
             raise TimedOut(f"checkpoint {draft.ref} is still being committed; ask again")
-        require_same(draft, flight.result())
+        try:
+            require_same(draft, flight.result())
+        except (IncompleteCheckpoint, DamagedObject) as error:
+            # Not UNAVAILABLE: asking again would not mend it.
+            context.abort(grpc.StatusCode.ABORTED, str(error))
         return pb.CommitCheckpointResponse(checkpoint=self._shown(job, self._catalog.committed(job, draft.ref)))
 
     def AbortCheckpoint(  # noqa: N802
