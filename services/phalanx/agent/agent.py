@@ -17,6 +17,7 @@ from phalanx.agent import preparing, records
 from phalanx.agent.access import ACCESS
 from phalanx.agent.attempts import Attempts
 from phalanx.agent.execute import Executor
+from phalanx.agent.figures import add_figures
 from phalanx.agent.gangs import GangKey, HeldGang
 from phalanx.agent.inventory import node_id, take_inventory
 from phalanx.agent.node import Item, Node
@@ -38,6 +39,7 @@ from phalanx.trainer.local import ENTRY, PRELOAD
 DIGEST_DEADLINE_S = 120.0
 FLUSH_DEADLINE_S = 5.0
 DEFAULT_GRACE_S = 60.0
+OWN_PRELOAD = ("phalanx.trainer.agent_control",)  # of ranks that have an agent; without gRPC, which has threads
 
 
 class Agent:
@@ -53,7 +55,9 @@ class Agent:
         self.node_id, self.inventory = node_id(self._options), take_inventory(self._options)
         self._instance_id = secrets.token_hex(8)
         self._attempts = Attempts()
-        self._servers = ForkServers(preload, lambda model: preparing.code_digest(model, DIGEST_DEADLINE_S))
+        self._servers = ForkServers(
+            (*preload, *OWN_PRELOAD), lambda model: preparing.code_digest(model, DIGEST_DEADLINE_S)
+        )
         self._train = connect_service(config, "train")
         credentials = replace(config.security.credentials, token=None)
         self._data = connect("data", config.services["data"], credentials, idempotent=DATA_METHODS)
@@ -84,6 +88,13 @@ class Agent:
     def __enter__(self) -> Self:
         on_behalf = OnBehalf(self._attempts, self._data, self._checkpoint, self._node.supersede, self._node.committed)
         ranks, metrics = RankServer(self._attempts, on_behalf), Metrics()
+        add_figures(
+            metrics.registry,
+            is_connected=lambda: self._uplink.is_connected,
+            num_ranks=lambda: self._node.num_ranks,
+            num_slots=self.inventory.num_slots,
+            num_dropped=lambda: self._uplink.num_dropped,
+        )
         self._rank_server = serve_unix(
             self._socket, [lambda server: add_RankServiceServicer_to_server(ranks, server)], ACCESS, metrics=metrics
         )
@@ -105,6 +116,10 @@ class Agent:
                 self._metrics_server.close()
             for channel in (self._train, self._data, self._checkpoint):
                 channel.close()
+
+    def hurry(self) -> None:
+        """Ends all ranks at once, whatever grace they were given."""
+        self._node.hurry()
 
     def held(self) -> list[pb.HeldGang]:
         """The gangs that live here, and those whose end train has not acknowledged."""

@@ -14,11 +14,14 @@ LOOK_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt. parent: attempt and step of the checkpoint it starts from. token: for calls on its behalf."""
+    """One attempt. parent: attempt and step of the checkpoint it starts from. token: for calls on its behalf. save_s:
+    how long a commit waits for the parts of all ranks; 0: as long as the checkpoint service does by itself.
+    """
 
     key: GangKey
     parent: tuple[int, int] | None
     token: str = field(repr=False)
+    save_s: float = 0.0
 
 
 class Attempts:

@@ -105,9 +105,11 @@ class Executor:
             rendezvous=_rendezvous(asked.rendezvous),
             address=self._address,
         )
-        model_class = arguments.get("job", {}).get("model", {}).get("class")
+        job = arguments.get("job", {})
+        model_class = job.get("model", {}).get("class")
+        save_s = float(job.get("deadlines", {}).get("save_s", 0.0))
         ends_s = time.monotonic() + deadline_s
-        held = self._node.start(Attempt(key, parent, asked.token), gang_order, asked.code_digest, model_class)
+        held = self._node.start(Attempt(key, parent, asked.token, save_s), gang_order, asked.code_digest, model_class)
         if time.monotonic() > ends_s:  # train has given this start up
             self._node.end(key, 0.0)
             raise OutsideError(f"{key} did not start within {deadline_s:g} s")

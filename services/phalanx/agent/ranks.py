@@ -65,7 +65,7 @@ class OnBehalf:
         begin = checkpoint_pb.BeginCheckpointRequest(job=key.job, ref=draft.ref, world_size=draft.world_size)
         self._call(key, self._checkpoint.BeginCheckpoint, begin, deadline_s)
         allowed = Duration()
-        allowed.FromNanoseconds(int(deadline_s * 1e9))
+        allowed.FromNanoseconds(int(min(self._attempts.get(key).save_s, deadline_s) * 1e9))
         request = checkpoint_pb.CommitCheckpointRequest(job=key.job, draft=draft, deadline=allowed)
         self._call(key, self._checkpoint.CommitCheckpoint, request, deadline_s)
         self._on_committed(key, draft.ref.step)

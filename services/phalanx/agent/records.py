@@ -176,7 +176,6 @@ _MAKERS: Mapping[str, Callable[[Any, Event, str], None]] = {
     "opened": _opened,
     "damage": _damage,
     "bad_shard": _damage,
-    "bad_shard": _damage,
     "error": _error,
     "exit": _exit,
     "finished": _finished,

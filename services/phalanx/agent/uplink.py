@@ -84,6 +84,11 @@ class Uplink:
         """Whether train has welcomed this agent on the stream that is open."""
         return self._session is not None
 
+    @property
+    def num_dropped(self) -> int:
+        """Progress records that were dropped so far."""
+        return self._outbox.num_dropped
+
     def flush(self, deadline_s: float) -> bool:
         """Whether all that was told is acknowledged, at the latest after `deadline_s`."""
         with self._changed:

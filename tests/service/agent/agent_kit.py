@@ -27,6 +27,7 @@ from phalanx.api.checkpoint.v1.checkpoint_service_pb2_grpc import (
 )
 from phalanx.api.data.v1 import data_service_pb2 as data_pb
 from phalanx.api.data.v1.data_service_pb2_grpc import DataServiceServicer, add_DataServiceServicer_to_server
+from phalanx.lineage import journal_digest
 from phalanx.rpc.config import Security, ServiceConfig, write_config
 from phalanx.rpc.errors import Superseded
 from phalanx.rpc.handlers import caller, ended
@@ -148,14 +149,15 @@ class Data(DataServiceServicer):
         if request.attempt < self.newest:
             raise Superseded(f"attempt {request.attempt}", expected=f"attempt {self.newest}", remedy="let it end")
         self.steps.append(request.step)
-        plan = data_pb.ReadingPlan(horizon_step=request.step + 16, journal_digest="sha256:0")
+        plan = data_pb.ReadingPlan(horizon_step=request.step + 16, journal_digest=journal_digest(()))
         return data_pb.GetReadingPlanResponse(plan=plan)
 
 
 @dataclass
 class Checkpoint(CheckpointServiceServicer):
-    """Commits whatever it is asked to."""
+    """Commits whatever it is asked to. commit: what else is done with a draft."""
 
+    commit: Callable = lambda draft: None
     calls: list[str] = field(default_factory=list)
     callers: list = field(default_factory=list)
 
@@ -165,6 +167,7 @@ class Checkpoint(CheckpointServiceServicer):
 
     def CommitCheckpoint(self, request, context):  # noqa: N802
         self.callers.append(caller(context))
+        self.commit(request.draft)
         self.calls.append(f"commit {request.draft.ref.step}")
         return checkpoint_pb.CommitCheckpointResponse()
 

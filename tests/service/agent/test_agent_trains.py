@@ -1,0 +1,116 @@
+"""A real job through an agent: prepared, trained on two ranks, stopped, gone on with; plans and commits by its socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from agent_kit import World, wait_until
+from support.jobs import prepared_corpus, write_job
+
+from phalanx.agent.agent import Agent
+from phalanx.api.agent.v1 import agent_service_pb2 as pb
+from phalanx.api.agent.v1 import record_pb2
+from phalanx.lineage import Lineage, LoaderState, Manifest
+from phalanx.snapshot.commit import commit
+from phalanx.spec import Job, load_job
+from phalanx.spec.job import plain
+from phalanx.trainer.places import job_store
+
+pytestmark = pytest.mark.distributed
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return prepared_corpus(Path(tmp_path_factory.mktemp("corpus")))
+
+
+@pytest.fixture
+def trainer(world: World) -> Iterator[Agent]:
+    """An agent whose ranks train."""
+    with Agent(world.agent_config(stop_grace_s=30.0)) as made:
+        wait_until(lambda: world.train.hellos, 10.0, "the agent's hello")
+        yield made
+
+
+def prepare(world: World, job: Job) -> pb.Prepared:
+    answer = world.train.ask(attempt=0, prepare=pb.Prepare(spec_json=json.dumps(plain(job)), world_size=2))
+    assert answer.HasField("prepared"), answer
+    return answer.prepared
+
+
+def open_and_start(world: World, job: Job, prepared: pb.Prepared) -> int:
+    """Does train's part: opens the attempt, starts the gang; the attempt."""
+    lineage = Lineage(job_store(job))
+    attempt = lineage.open_attempt(
+        code_digest=prepared.code_digest,
+        identity_digest=prepared.identity_digest,
+        placement=json.loads(prepared.placement_json),
+    )
+    order = pb.StartGang(
+        arguments_json=prepared.arguments_json,
+        world_size=2,
+        ranks=[0, 1],
+        token=world.token(attempt.number),
+        code_digest=prepared.code_digest,
+        parent_attempt=attempt.parent.attempt if attempt.parent else 0,
+        parent_step=attempt.parent.step if attempt.parent else 0,
+    )
+    answer = world.train.ask(attempt=attempt.number, start_gang=order)
+    assert answer.HasField("gang_started"), answer
+    return attempt.number
+
+
+def commits_of(job: Job):
+    """Commits as the checkpoint service does."""
+    store = job_store(job)
+
+    def take(draft) -> None:
+        manifest = Manifest(
+            attempt=draft.ref.attempt,
+            step=draft.ref.step,
+            world_size=draft.world_size,
+            identity_digest=draft.identity_digest,
+            placement_digest=draft.placement_digest,
+            code_digest=draft.code_digest,
+            journal_digest=draft.journal_digest,
+            loader=LoaderState(draft.loader_step, draft.loader_position),
+            schedule={**draft.integers, **draft.reals},
+            records=(),
+            parts=(),
+        )
+        commit(Lineage(store), store, manifest, draft.world_size, 60.0)
+
+    return take
+
+
+def test_agent_real_job_trains_stops_with_a_checkpoint_and_goes_on_from_it(world, trainer, corpus, tmp_path):
+    job = load_job(write_job(tmp_path, corpus, steps=400))
+    world.checkpoint.commit = commits_of(job)
+    prepared = prepare(world, job)
+    assert json.loads(prepared.arguments_json)["identity_digest"] == prepared.identity_digest
+    first = open_and_start(world, job, prepared)
+    wait_until(lambda: len(world.train.records("progress", first)) > 20, 60.0, "steps")
+    assert world.train.ask(attempt=first, give_orders=pb.GiveOrders(stop=True)).HasField("done")
+    ended = world.train.wait_ended(first, within_s=60.0)
+    assert ended.state == pb.GANG_STATE_STOPPED, ended
+    assert ended.committed_step == ended.last_step > 20
+    assert {each.name for each in world.train.records("phase", first)} >= {"init", "plan", "first_step", "step", "save"}
+    assert [each.stopped for each in world.train.records("finished", first)] == [True, True]
+
+    shorter = load_job(write_job(tmp_path, corpus, steps=ended.last_step + 5))
+    second = open_and_start(world, shorter, prepare(world, shorter))
+    ended_again = world.train.wait_ended(second, within_s=60.0)
+    assert (ended_again.state, ended_again.last_step) == (pb.GANG_STATE_FINISHED, ended.last_step + 5), ended_again
+    assert [each.step for each in world.train.records("opened", second)] == [ended.last_step] * 2
+    live = [checkpoint.step for checkpoint in Lineage(job_store(job)).checkpoints()]
+    assert live[-1] == ended.last_step + 5
+
+
+def test_agent_prepare_of_a_job_without_its_data_is_a_user_error(world, trainer, tmp_path):
+    job = load_job(write_job(tmp_path, (tmp_path / "nothing").as_uri()))
+    answer = world.train.ask(attempt=0, prepare=pb.Prepare(spec_json=json.dumps(plain(job)), world_size=2))
+    assert answer.failure.cause.kind == record_pb2.CAUSE_KIND_USER_ERROR
+    assert "data.train" in answer.failure.cause.message
