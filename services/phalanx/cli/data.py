@@ -131,6 +131,11 @@ def _verify_job(job_file: Path, overrides: Sequence[str], as_json: bool) -> None
             f"{proof.samples_repeated} repeated, {proof.num_mismatches} wrong; {proof.bytes_compared:,} bytes compared "
             f"with a reading by webdataset; {proof.steps_redone} recorded steps were redone"
         )
+        if proof.windows_left_out or proof.windows_not_compared:
+            typer.echo(
+                f"{proof.windows_left_out:,} windows carry no loss by the journal; {proof.windows_not_compared:,} "
+                "were read from shards that were damaged since, and can no longer be compared"
+            )
         if not proof.steps:
             typer.echo("no checkpoint is committed yet: there is nothing to prove")
     if not proof.ok:

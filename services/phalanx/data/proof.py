@@ -2,7 +2,9 @@
 segments.
 
 On the live chain every window position 0 .. windows - 1 must occur once, no token of an epoch may be read twice, and
-what the model received (its digest in the records) must be what a plain reader finds there. What attempts did beyond
+what the model received (its digest in the records) must be what a plain reader finds there. A window without weight is
+accounted for by the journal, which must take it out; of a shard that the journal calls damaged, what was read before
+may be gone by now, and is counted apart. What attempts did beyond
 the live chain was redone, and is counted apart. Records are streamed one object at a time: memory is two bytes a
 window, and 40 bytes a member once it is read whole.
 """
@@ -18,8 +20,10 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
+from phalanx.data.left_out import LeftOut, left_out_by
 from phalanx.lineage import Lineage, WindowRows
 from phalanx.stream.order import SegmentColumns
+from phalanx.stream.spans import hold
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 TokenArray: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -62,7 +66,8 @@ class Proof:
     steps: that checkpoint's. windows: positions that must occur. samples_missing, samples_repeated: windows that do not
     occur, and occurrences beyond the first. bytes_compared: of tokens, as the second reading has them. num_mismatches:
     everything else that is wrong, the first MAX_NAMED of it in `mismatches`, a sentence each. steps_redone: steps that
-    attempts did beyond the live chain.
+    attempts did beyond the live chain. windows_left_out: those that the journal takes out. windows_not_compared: read
+    with weight from a shard that the journal calls damaged, so that the second reading, or their order, is gone.
     """
 
     steps: int
@@ -73,6 +78,8 @@ class Proof:
     num_mismatches: int
     mismatches: tuple[str, ...]
     steps_redone: int
+    windows_left_out: int = 0
+    windows_not_compared: int = 0
 
     @property
     def ok(self) -> bool:
@@ -87,28 +94,31 @@ def prove(
     seq_len: int,
     epoch_tokens: int,
     global_batch_size: int | None = None,
-    segments_of: Callable[[int], SegmentColumns] | None = None,
+    segments_of: Callable[[int], SegmentColumns | None] | None = None,
     progress: Mapping[int, int] | None = None,
 ) -> Proof:
     """Checks the records of the live chain.
 
     seq_len: tokens a window. epoch_tokens: tokens of the training split. global_batch_size: windows a step, if it never
     changed; without it the number of windows is what the newest checkpoint's loader state says. segments_of: the order,
-    which gives the segments that a position must have (`Order.window`); without it any disjoint segments will do.
+    which gives the segments that a position must have (`Order.window`), or None where nobody can tell them any more;
+    without it any disjoint segments will do.
     progress: for each attempt the last step it was seen to finish, as it may have died before it stored records of it.
     Raises DamagedObject for records that cannot be read.
     """
     found = _Mismatches()
     steps, windows = _extent(lineage, global_batch_size, found)
     seen = np.zeros(windows, np.uint16)
-    spans = Spans()
-    bytes_compared = 0
+    spans, left_out = Spans(), left_out_by(lineage)
+    bytes_compared, num_left_out, not_compared = 0, 0, set[int]()
     for rows, _ in lineage.live_records():
         _check_positions(rows, seen, global_batch_size, found)
+        num_left_out += _check_weights(rows, left_out, found)
         complete = _check_segments(rows, spans, seq_len, epoch_tokens, found)
         if segments_of is not None:
-            _check_order(rows, segments_of, found)
-        bytes_compared += _check_tokens(rows, complete, tokens, seq_len, found)
+            not_compared |= _check_order(rows, segments_of, found)
+        num_bytes, unknown = _check_tokens(rows, complete, tokens, seq_len, left_out, found)
+        bytes_compared, not_compared = bytes_compared + num_bytes, not_compared | unknown
     return Proof(
         steps=steps,
         windows=windows,
@@ -118,6 +128,8 @@ def prove(
         num_mismatches=found.count,
         mismatches=tuple(found.named),
         steps_redone=count_redone_steps(lineage, progress or {}),
+        windows_left_out=num_left_out,
+        windows_not_compared=len(not_compared),
     )
 
 
@@ -175,14 +187,28 @@ def _check_positions(rows: WindowRows, seen: npt.NDArray[np.uint16], batch: int 
         found.add(f"window {p} was read in step {s}, but belongs to step {p // batch + 1}" for p, s in pairs)
 
 
+def _check_weights(rows: WindowRows, left_out: LeftOut, found: _Mismatches) -> int:
+    """Every weight is 1, or 0 where the journal says so; returns how many windows have weight 0."""
+    without = rows.weight == 0
+    odd = ~without & (rows.weight != 1)
+    pairs = zip(rows.position[odd], rows.weight[odd], strict=True)
+    found.add(f"window {p} has weight {w}, which is neither 0 nor 1" for p, w in pairs)
+    unexplained = without & ~hold(left_out.windows, rows.position)
+    found.add(f"window {p} has weight 0, but no entry of the journal takes it out" for p in rows.position[unexplained])
+    return int(without.sum())
+
+
 def _check_segments(
     rows: WindowRows, spans: Spans, seq_len: int, epoch_tokens: int, found: _Mismatches
 ) -> npt.NDArray[np.bool_]:
-    """Enters the segments into `spans`; returns bool [n], which windows have seq_len tokens."""
+    """Enters the segments into `spans`; returns bool [n], which windows have seq_len tokens. A window without weight
+    may have no segments: the index that would tell them was lost.
+    """
     window_tokens = np.zeros(len(rows), np.int64)
     np.add.at(window_tokens, rows.segment_window, rows.length)
     complete: npt.NDArray[np.bool_] = window_tokens == seq_len
-    pairs = zip(rows.position[~complete], window_tokens[~complete], strict=True)
+    wrong = ~complete & ~((rows.weight == 0) & (window_tokens == 0))
+    pairs = zip(rows.position[wrong], window_tokens[wrong], strict=True)
     found.add(f"window {p} was read as {n} tokens, not {seq_len}" for p, n in pairs)
     before = np.cumsum(rows.length) - rows.length
     window_starts = before[np.searchsorted(rows.segment_window, rows.segment_window)]
@@ -197,40 +223,65 @@ def _check_segments(
     return complete
 
 
-def _check_order(rows: WindowRows, segments_of: Callable[[int], SegmentColumns], found: _Mismatches) -> None:
-    bounds = np.searchsorted(rows.segment_window, np.arange(len(rows) + 1))
-    for position, first, end in zip(rows.position.tolist(), bounds[:-1], bounds[1:], strict=True):
+def _check_order(rows: WindowRows, segments_of: Callable[[int], SegmentColumns | None], found: _Mismatches) -> set[int]:
+    """Returns the windows whose order nobody can tell any more."""
+    bounds, unknown = np.searchsorted(rows.segment_window, np.arange(len(rows) + 1)), set[int]()
+    for row, position in enumerate(rows.position.tolist()):
+        first, end = bounds[row : row + 2]
+        if first == end and rows.weight[row] == 0:
+            continue
         expected = segments_of(position)
+        if expected is None:
+            if rows.weight[row] != 0:
+                unknown.add(position)
+            continue
         columns = ("shard", "member", "offset", "length")
         if not all(np.array_equal(getattr(expected, name), getattr(rows, name)[first:end]) for name in columns):
             found.add([f"window {position}: its segments are not those that the order gives it"])
+    return unknown
 
 
 def _check_tokens(
-    rows: WindowRows, complete: npt.NDArray[np.bool_], tokens: TokenSource, seq_len: int, found: _Mismatches
-) -> int:
-    """Compares the digests of the complete windows with the second reading; returns the bytes of tokens compared.
+    rows: WindowRows,
+    complete: npt.NDArray[np.bool_],
+    tokens: TokenSource,
+    seq_len: int,
+    left_out: LeftOut,
+    found: _Mismatches,
+) -> tuple[int, set[int]]:
+    """Compares the digests of the complete windows with the second reading; returns the bytes of tokens compared, and
+    the windows that were read from damaged shards and are no longer there.
 
     A window of weight 0 was not read: the model received token 0 in all its places.
     """
     zeros = _digest(np.zeros(seq_len, np.uint32))
     bounds = np.searchsorted(rows.segment_window, np.arange(len(rows) + 1))
-    bytes_compared = 0
-    for row in np.flatnonzero(complete)[np.argsort(rows.position[complete], kind="stable")]:
-        position, digest = int(rows.position[row]), int(rows.xxh3[row])
-        if rows.weight[row] == 0:
-            if digest != zeros:
-                found.add([f"window {position} has weight 0, but the model received tokens"])
+    without = rows.weight == 0
+    lies = without & (rows.xxh3 != np.uint64(zeros))
+    found.add(f"window {p} has weight 0, but the model received tokens" for p in rows.position[lies])
+    bytes_compared, unknown = 0, set[int]()
+    compared = complete & ~without
+    for row in np.flatnonzero(compared)[np.argsort(rows.position[compared], kind="stable")]:
+        segments = range(bounds[row], bounds[row + 1])
+        num_bytes, problem = _compare(rows, int(row), segments, tokens)
+        if problem and not left_out.shards.isdisjoint(rows.shard[segments.start : segments.stop].tolist()):
+            unknown.add(int(rows.position[row]))
             continue
-        try:
-            parts = list(_read(rows, range(bounds[row], bounds[row + 1]), tokens))
-        except KeyError as error:
-            found.add([f"window {position} was read from {error.args[0]}, which the data does not have"])
-            continue
-        bytes_compared += sum(part.nbytes for part in parts)
-        if _digest(np.concatenate(parts)) != digest:
-            found.add([f"window {position}: the model received other tokens than its segments hold"])
-    return bytes_compared
+        bytes_compared += num_bytes
+        found.add([problem] if problem else [])
+    return bytes_compared, unknown
+
+
+def _compare(rows: WindowRows, row: int, segments: range, tokens: TokenSource) -> tuple[int, str]:
+    """Bytes that the second reading has of one window, and what is wrong with them, "" for nothing."""
+    position = int(rows.position[row])
+    try:
+        parts = list(_read(rows, segments, tokens))
+    except KeyError as error:
+        return 0, f"window {position} was read from {error.args[0]}, which the data does not have"
+    is_same = _digest(np.concatenate(parts)) == int(rows.xxh3[row])
+    problem = "" if is_same else f"window {position}: the model received other tokens than its segments hold"
+    return sum(part.nbytes for part in parts), problem
 
 
 def _read(rows: WindowRows, segments: Iterable[int], tokens: TokenSource) -> Iterator[TokenArray]:

@@ -79,7 +79,7 @@ class Reports:
             return Damage(shard, why, Action.RETRY, (), attempt, 0)
         reach = reach_of(order, start, reported, end)
         lost = lost_windows(order, finding, reach)
-        action = decide(getattr(job.recovery, "on_bad_shard", Action.STOP.value), lost, reported, end)
+        action = decide(job.recovery.on_bad_shard, lost, reported, end)
         position = lost[0][0] if lost and action is Action.SKIP else reported
         entry = found.lineage.append_journal(
             attempt,

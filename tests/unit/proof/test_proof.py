@@ -257,13 +257,89 @@ def test_proof_of_a_segment_across_the_end_of_an_epoch_names_its_window():
     assert any("window 19 has a segment across the end of an epoch" in m for m in run.proof().mismatches)
 
 
-def test_proof_of_a_window_of_weight_zero_holds_if_the_model_received_zeros():
-    zeros = xxhash.xxh3_64_intdigest(np.zeros(SEQ_LEN, "<u4").tobytes())
-    run = Run(changed(weight=with_first(0), xxh3=with_first(zeros)))
+ZEROS = xxhash.xxh3_64_intdigest(np.zeros(SEQ_LEN, "<u4").tobytes())
+LEFT_OUT = changed(weight=with_first(0), xxh3=with_first(ZEROS))
+
+
+def run_with(change: Change, *entries: tuple[str, int, dict]) -> Run:
+    """Two steps of three ranks, under a journal of these entries."""
+    run = Run(change)
     run.open()
+    for kind, position, payload in entries:
+        run.lineage.append_journal(1, kind, position, payload)
     run.save(1, 1, 2, 3)
-    assert run.proof().ok
-    assert run.proof().bytes_compared == 11 * SEQ_LEN * 2
+    return run
+
+
+def damage_entry(*spans: tuple[int, int], shard: int = 1) -> tuple[str, int, dict]:
+    return "damage", 0, {"number": shard, "action": "skip", "zero_weight": [list(span) for span in spans]}
+
+
+@pytest.mark.parametrize("entry", [("skip", 0, {"num_windows": 1}), damage_entry((0, 1)), damage_entry((5, 9), (0, 2))])
+def test_proof_of_a_window_of_weight_zero_holds_if_the_journal_says_so_and_the_model_received_zeros(entry):
+    proof = run_with(LEFT_OUT, entry).proof()
+    assert proof.ok and proof.bytes_compared == 11 * SEQ_LEN * 2
+    assert (proof.windows_left_out, proof.windows_not_compared) == (1, 0)
+
+
+@pytest.mark.parametrize("entries", [[], [damage_entry((1, 9))], [("mixture", 0, {"num_windows": 9})]])
+def test_proof_of_a_window_of_weight_zero_that_no_entry_takes_out_names_it(entries):
+    proof = run_with(LEFT_OUT, *entries).proof()
+    assert proof.mismatches == ("window 0 has weight 0, but no entry of the journal takes it out",)
+
+
+def test_proof_of_a_window_that_only_a_dead_attempts_journal_takes_out_names_it():
+    run = run_with(LEFT_OUT)
+    run.open()
+    run.lineage.append_journal(1, "skip", 0, {"num_windows": 1})
+    assert run.proof().mismatches == ("window 0 has weight 0, but no entry of the journal takes it out",)
+
+
+def test_proof_of_a_window_of_another_weight_names_it():
+    proof = run_with(changed(weight=with_first(0.5)), damage_entry((0, 1))).proof()
+    assert proof.mismatches == ("window 0 has weight 0.5, which is neither 0 nor 1",)
+
+
+def without_first_segments(rows: WindowRows) -> WindowRows:
+    kept = rows.segment_window != 0
+    columns = {name: getattr(rows, name)[kept] for name in ("segment_window", "shard", "member", "offset", "length")}
+    return dataclasses.replace(rows, **columns)
+
+
+def test_proof_of_a_left_out_window_whose_segments_nobody_knows_holds():
+    def segments_of(position):
+        assert position != 0, "its index is lost: nobody may ask"
+        return columns_of(position)
+
+    run = run_with(lambda rows: without_first_segments(LEFT_OUT(rows)), damage_entry((0, 1)))
+    assert run.proof(segments_of=segments_of).ok
+
+
+def test_proof_of_a_window_with_weight_but_without_segments_names_it():
+    proof = run_with(without_first_segments, damage_entry((0, 1))).proof()
+    assert "window 0 was read as 0 tokens, not 8" in proof.mismatches
+
+
+@pytest.mark.parametrize("how", ["gone", "changed"])
+def test_proof_of_windows_read_before_their_shard_was_damaged_counts_them_apart(how):
+    run = run_with(lambda rows: rows, damage_entry((50, 60), shard=1))
+    lost = {p: t for p, t in TOKENS.items() if p != (1, 0)} | ({} if how == "gone" else {(1, 0): TOKENS[1, 0] + 1})
+    proof = run.proof(lost)
+    reading = {p for p in range(12) if any(s[0] == 1 for s in segments_between(p * SEQ_LEN, (p + 1) * SEQ_LEN))}
+    assert proof.ok and proof.windows_not_compared == len(reading) > 0
+    assert proof.bytes_compared == (12 - len(reading)) * SEQ_LEN * 2
+
+
+def test_proof_of_a_damaged_shard_does_not_cover_up_for_another():
+    run = run_with(lambda rows: rows, damage_entry((50, 60), shard=2))
+    proof = run.proof({p: t for p, t in TOKENS.items() if p != (1, 0)})
+    assert not proof.ok and all("shard 1 member 0, which the data does not have" in m for m in proof.mismatches)
+
+
+def test_proof_of_windows_whose_order_nobody_can_tell_counts_them_apart():
+    run = run_with(lambda rows: rows, damage_entry((50, 60)))
+    proof = run.proof(segments_of=lambda position: None if position in (3, 4) else columns_of(position))
+    assert proof.ok and proof.windows_not_compared == 2
 
 
 def test_proof_against_data_with_one_token_changed_names_the_window_that_read_it():
