@@ -30,8 +30,8 @@ from phalanx.agent.slots import Slots
 from phalanx.agent.uplink import Uplink
 from phalanx.api.agent.v1 import agent_service_pb2 as pb
 from phalanx.api.agent.v1.rank_service_pb2_grpc import add_RankServiceServicer_to_server
-from phalanx.rpc.client import connect, connect_service
-from phalanx.rpc.config import ServiceConfig
+from phalanx.rpc.client import connect_client, connect_service
+from phalanx.rpc.config import ClientConfig, ServiceConfig
 from phalanx.rpc.metrics import Metrics, MetricsServer
 from phalanx.rpc.unix import MAX_PATH_BYTES, serve_unix
 from phalanx.trainer.local import ENTRY, PRELOAD
@@ -60,10 +60,9 @@ class Agent:
         )
         self._train = connect_service(config, "train")
         credentials = replace(config.security.credentials, token=None)
-        self._data = connect("data", config.services["data"], credentials, idempotent=DATA_METHODS)
-        self._checkpoint = connect(
-            "checkpoint", config.services["checkpoint"], credentials, idempotent=CHECKPOINT_METHODS
-        )
+        context = ClientConfig(config.services, credentials)
+        self._data = connect_client(context, "data", idempotent=DATA_METHODS)
+        self._checkpoint = connect_client(context, "checkpoint", idempotent=CHECKPOINT_METHODS)
         self._uplink = Uplink(
             self._train,
             self._hello,
@@ -99,6 +98,7 @@ class Agent:
             self._socket, [lambda server: add_RankServiceServicer_to_server(ranks, server)], ACCESS, metrics=metrics
         )
         self._metrics_server = MetricsServer(metrics, self._config.metrics) if self._config.metrics else None
+        self.metrics_address = self._metrics_server.address if self._metrics_server is not None else ""
         self._uplink.start()
         return self
 

@@ -14,6 +14,7 @@ import pynvml
 
 from phalanx.agent.options import Options
 from phalanx.core.errors import PhalanxError
+from phalanx.gang.network import network_environ
 from phalanx.rpc.files import write_atomically
 
 LOG = logging.getLogger(__name__)
@@ -45,8 +46,13 @@ class Inventory:
 
 
 def take_inventory(options: Options) -> Inventory:
-    """Looks at the machine. Raises PhalanxError where more slots are asked for than there are GPUs."""
+    """Looks at the machine. Raises PhalanxError where more slots are asked for than there are GPUs, or the address is
+    none of this machine's.
+    """
     gpus = visible(find_gpus(), os.environ)
+    network_environ(options.address)
+    if options.slots < 0:
+        raise PhalanxError("options.slots", value=options.slots, expected="0 or more", remedy="correct or leave it out")
     num_cpus = len(os.sched_getaffinity(0))
     if gpus and options.slots > len(gpus):
         raise PhalanxError(

@@ -211,7 +211,9 @@ class World:
         token = self.cluster.credentials(Role.AGENT, name="agent").token
         security = Security(files.ca, files.cert, files.key, self.cluster.folder / "token.pub", token)
         chosen = {"state_dir": str(self.folder / "agent"), "slots": 8, "heartbeat_s": 0.2, **options}
-        return ServiceConfig("agent", "127.0.0.1:0", security, services=self.addresses, options=chosen)
+        return ServiceConfig(
+            "agent", "127.0.0.1:0", security, metrics="127.0.0.1:0", services=self.addresses, options=chosen
+        )
 
     def token(self, attempt: int = 1) -> str:
         return self.cluster.tokens.mint("gang", Role.AGENT, "default", "tiny", attempt)

@@ -1,4 +1,6 @@
-"""A real job through an agent: prepared, trained on two ranks, stopped, gone on with; plans and commits by its socket."""
+"""A real job through an agent: prepared, trained on two ranks, stopped, gone on with; plans and commits by its
+socket.
+"""
 
 from __future__ import annotations
 
