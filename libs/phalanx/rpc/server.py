@@ -27,8 +27,9 @@ from phalanx.core.errors import PhalanxError
 from phalanx.rpc.config import ServiceConfig, split_address
 from phalanx.rpc.files import read_bytes
 from phalanx.rpc.handlers import Access, Gate, Interceptor
+from phalanx.rpc.handshakes import HandshakeAudit
 from phalanx.rpc.limits import Limits, server_options
-from phalanx.rpc.metrics import Metrics, MetricsServer
+from phalanx.rpc.metrics import CallMetrics, Metrics, MetricsServer
 from phalanx.rpc.sockets import refuse_taken
 from phalanx.rpc.tokens import EVERYONE, Verifier
 
@@ -56,10 +57,12 @@ class Server:
         services: Sequence[str],
         address: str,
         metrics_server: MetricsServer | None,
+        handshakes: HandshakeAudit | None = None,
     ) -> None:
         self.address, self.metrics_address = address, metrics_server.address if metrics_server else ""
         self._server, self._interceptor, self._pool = server, interceptor, pool
         self._health, self._services, self._metrics_server = health_of, services, metrics_server
+        self._handshakes = handshakes
 
     def set_serving(self, is_serving: bool, service: str | None = None) -> None:
         """Tells health of one service by its full name, or of all."""
@@ -75,8 +78,9 @@ class Server:
         if not stopped.wait(grace_s + 5):
             _LOG.warning("calls of %s did not end within %g s of their cancellation", self.address, 5)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        if self._metrics_server is not None:
-            self._metrics_server.close()
+        for each in (self._handshakes, self._metrics_server):
+            if each is not None:
+                each.close()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Waits until the server has ended; True when the time ran out first."""
@@ -124,6 +128,7 @@ def serve(
         config.limits,
         lambda server: f"{host}:{server.add_secure_port(config.listen, credentials)}",
         lambda is_healthy: MetricsServer(metrics, config.metrics, is_healthy) if config.metrics else None,
+        metrics.calls,
     )
 
 
@@ -135,8 +140,11 @@ def start_server(
     limits: Limits,
     bind: Callable[[grpc.Server], str],
     serve_metrics: Callable[[Callable[[], bool]], MetricsServer | None],
+    handshakes_of: CallMetrics | None = None,
 ) -> Server:
-    """A started server with the room's rules, bound by `bind`, which gives its address."""
+    """A started server with the room's rules, bound by `bind`, which gives its address. handshakes_of: where refused
+    TLS handshakes are counted; None without TLS.
+    """
     threads = limits.max_streams + limits.max_calls
     pool = ThreadPoolExecutor(threads, thread_name_prefix=f"phalanx-{name}")
     server = grpc.server(
@@ -153,7 +161,8 @@ def start_server(
     address = _bound(name, server, bind)
     metrics_server = serve_metrics(lambda: not interceptor.streams.is_stopping)
     server.start()
-    handle = Server(server, interceptor, pool, health_of, ("", *services), address, metrics_server)
+    handshakes = HandshakeAudit(handshakes_of) if handshakes_of else None
+    handle = Server(server, interceptor, pool, health_of, ("", *services), address, metrics_server, handshakes)
     handle.set_serving(True)
     return handle
 

@@ -194,3 +194,23 @@ def test_token_file_that_changes_is_used_from_the_next_call_on(cluster: Cluster)
         assert operator is not None
         operator.replace(credentials.token)
         kit.stub(channel).Do(kit.pb.Words())
+
+
+def test_handshakes_that_tls_refuses_are_audited_where_stderr_is_a_file(
+    cluster: Cluster, tmp_path: Any, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    old = cluster.pki.issue("old", validity=timedelta(seconds=-5))
+    own, foreign, metrics = cluster.credentials(), make_cluster(tmp_path / "foreign").credentials(), Metrics()
+    chains = [(None, None), (foreign.key, foreign.cert), (old.key, old.cert)]
+    tls = [grpc.ssl_channel_credentials(own.ca.read_bytes(), *(p and p.read_bytes() for p in pair)) for pair in chains]
+    with kit.serve_echo(cluster, metrics=metrics) as server, caplog.at_level(logging.WARNING):
+        for make in [lambda: grpc.insecure_channel(server.address)] + [
+            lambda each=each: grpc.secure_channel(server.address, each) for each in tls
+        ]:
+            with make() as channel, pytest.raises(grpc.RpcError):
+                kit.stub(channel).Say(kit.pb.Words(), timeout=5)
+    told = {audit["why"] for audit in _audits(caplog)}
+    kinds = ("no TLS", "no certificate", "a certificate of another authority", "an expired certificate")
+    assert told == {f"TLS handshake with {kind}" for kind in kinds}
+    labels = {"method": "handshake", "code": "UNAVAILABLE"}
+    assert (metrics.registry.get_sample_value("phalanx_rpc_refusals_total", labels) or 0) >= 4
