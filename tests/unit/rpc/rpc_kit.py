@@ -20,15 +20,15 @@ SERVICE = "phalanx.test.v1.EchoService"
 
 
 def _compiled() -> tuple[Any, Any]:
-    folder = tempfile.mkdtemp(prefix="phalanx-echo-")
     here = Path(__file__).parent
-    arguments = ["protoc", f"-I{here}", f"--python_out={folder}", f"--grpc_python_out={folder}", "echo.proto"]
-    assert protoc.main(arguments) == 0
-    sys.path.insert(0, folder)
-    try:
-        return importlib.import_module("echo_pb2"), importlib.import_module("echo_pb2_grpc")
-    finally:
-        sys.path.remove(folder)
+    with tempfile.TemporaryDirectory(prefix="phalanx-echo-") as folder:
+        outputs = [f"--python_out={folder}", f"--grpc_python_out={folder}"]
+        assert protoc.main(["protoc", f"-I{here}", *outputs, "echo.proto"]) == 0
+        sys.path.insert(0, folder)
+        try:
+            return importlib.import_module("echo_pb2"), importlib.import_module("echo_pb2_grpc")
+        finally:
+            sys.path.remove(folder)
 
 
 pb, stubs = _compiled()

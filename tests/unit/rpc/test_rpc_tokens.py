@@ -10,8 +10,6 @@ from hypothesis import strategies as st
 from phalanx.core.errors import PhalanxError
 from phalanx.rpc import Authority, Caller, Denied, Role, Unauthenticated, Verifier
 
-KEYS = {"private": "token.key", "public": "token.pub"}
-
 
 def _authority(folder: Path) -> Authority:
     return Authority.create(folder / "token.key", folder / "token.pub")
