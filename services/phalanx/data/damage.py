@@ -117,6 +117,15 @@ def damages_in(entries: Iterable[JournalEntry]) -> tuple[Damage, ...]:
     return tuple(damage_of(entry) for entry in entries if entry.kind == DAMAGE_KIND and "action" in entry.payload)
 
 
+def fallen_away(every: Iterable[JournalEntry], live: Iterable[JournalEntry]) -> tuple[JournalEntry, ...]:
+    """The decisions to skip that attempts took which left no live checkpoint behind: among all entries of a job, those
+    that say what none of the `live` ones says, each once.
+    """
+    known = {entry.request_id for entry in live}
+    lost = (entry for entry in every if entry.kind == DAMAGE_KIND and entry.payload.get("action") == Action.SKIP.value)
+    return tuple({entry.request_id: entry for entry in lost if entry.request_id not in known}.values())
+
+
 def damage_of(entry: JournalEntry) -> Damage:
     """The decision that an entry holds."""
     payload = entry.payload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from phalanx.data.plans import JournalView
 from phalanx.lineage import JournalEntry, Lineage, keys
@@ -15,6 +15,8 @@ from phalanx.rpc.errors import NotFound
 from phalanx.spec import Job
 
 KEPT_JOURNALS = 1024
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,14 @@ def require_job(jobs: JobSource, name: JobName) -> FoundJob:
     return found
 
 
+def keep(kept: OrderedDict[Key, Value], key: Key, value: Value, capacity: int) -> None:
+    """Enters a value; the one entered longest ago goes where there are more than `capacity`."""
+    kept[key] = value
+    kept.move_to_end(key)
+    while len(kept) > capacity:
+        kept.popitem(last=False)
+
+
 class Journals:
     """The newest attempt of a job and its journal, by two listings a call; objects are read only when a listing differs
     from the one before, as no object ever changes.
@@ -78,8 +88,5 @@ class Journals:
         view = JournalView(newest, entries)
         # An entry that came after our listing belongs to a later listing: it is read again then.
         with self._lock:
-            self._kept[found.name] = listing, view
-            self._kept.move_to_end(found.name)
-            while len(self._kept) > self._capacity:
-                self._kept.popitem(last=False)
+            keep(self._kept, found.name, (listing, view), self._capacity)
         return view

@@ -6,8 +6,9 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable
 
-from phalanx.data.jobs import FoundJob, JobSource, Journals, require_job
-from phalanx.data.plans import HorizonPolicy, plan_for
+from phalanx.data.damage import fallen_away
+from phalanx.data.jobs import FoundJob, JobSource, Journals, keep, require_job
+from phalanx.data.plans import HorizonPolicy, JournalView, plan_for, require_newest
 from phalanx.lineage.plan import ReadingPlan
 from phalanx.lineage.registry import JobName
 from phalanx.spec import Job
@@ -39,14 +40,36 @@ class Reading:
     ) -> None:
         self._jobs, self._journals, self._policy, self._look = jobs, journals, policy, look
         self._fit: OrderedDict[JobName, None] = OrderedDict()
+        self._carried: OrderedDict[JobName, int] = OrderedDict()
         self._lock = threading.Lock()
 
     def plan(self, name: JobName, attempt: int, step: int, horizon_steps: int) -> ReadingPlan:
         """The plan of the newest attempt; raises NotFound, Superseded, PhalanxError, or what storage raises."""
         found = require_job(self._jobs, name)
-        plan = plan_for(str(name), self._journals.view(found), attempt, step, horizon_steps, self._policy)
+        view = self._journals.view(found)
+        require_newest(str(name), view.newest, attempt)
+        if self._carry(found, view):
+            view = self._journals.view(found)
+        plan = plan_for(str(name), view, attempt, step, horizon_steps, self._policy)
         self._require_fit(found)
         return plan
+
+    def _carry(self, found: FoundJob, view: JournalView) -> bool:
+        """Writes into the journal of an attempt, once, the decisions about damage that fell away with older ones; tells
+        whether there were any. Without it each attempt that left no checkpoint would take its decision with it, and the
+        next would meet the same damage.
+        """
+        with self._lock:
+            if self._carried.get(found.name) == view.newest:
+                return False
+        lost = fallen_away(found.lineage.all_journal_entries(), view.entries)
+        for entry in lost:
+            found.lineage.append_journal(
+                view.newest, entry.kind, entry.position, entry.payload, request_id=entry.request_id
+            )
+        with self._lock:
+            keep(self._carried, found.name, view.newest, KEPT_JOBS)
+        return bool(lost)
 
     def _require_fit(self, found: FoundJob) -> None:
         with self._lock:
@@ -54,6 +77,4 @@ class Reading:
                 return
         self._look(found.job)
         with self._lock:
-            self._fit[found.name] = None
-            while len(self._fit) > KEPT_JOBS:
-                self._fit.popitem(last=False)
+            keep(self._fit, found.name, None, KEPT_JOBS)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 
-from phalanx.data.jobs import FoundJob
+from phalanx.data.jobs import FoundJob, keep
 from phalanx.lineage.registry import JobName, Registry
 from phalanx.objects import ObjectStore
 
@@ -30,7 +30,5 @@ class RegisteredJobs:
             return None
         found = FoundJob(name, registered.job, registered.store())
         with self._lock:
-            self._kept[name] = found
-            while len(self._kept) > KEPT_JOBS:
-                self._kept.popitem(last=False)
+            keep(self._kept, name, found, KEPT_JOBS)
         return found
