@@ -1,0 +1,1 @@
+"""The monitor's tables, version by version."""

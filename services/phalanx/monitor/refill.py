@@ -1,0 +1,207 @@
+"""Fills from storage what the monitor did not hear: the job file, attempts, events, and the steps that are missing.
+
+Storage is the truth and the monitor a reader of it: done at the start for every registered job, and again for a job of
+which records were missed or whose attempts changed. Bounded: `MAX_OBJECTS` records objects a job, newest first, and of
+these only such whose steps are not all there. Storage that does not answer is asked again later; nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from datetime import datetime
+
+import numpy as np
+
+from phalanx.api.agent.v1 import record_pb2 as record_pb
+from phalanx.api.train.v1 import train_service_pb2 as train_pb
+from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.lineage import DamagedObject, Lineage, StepRows, keys
+from phalanx.lineage.events import Cause, EventLog, JobEvent
+from phalanx.lineage.registry import JobName, RegisteredJob, Registry
+from phalanx.monitor.attempts import AttemptFacts, layout_words
+from phalanx.monitor.board import Board
+from phalanx.monitor.curve import Rows, rows_from
+from phalanx.monitor.reporter import Worker
+from phalanx.monitor.rules import Policy
+
+LOG = logging.getLogger(__name__)
+MAX_OBJECTS = 2000
+CHANGING = frozenset(
+    {
+        train_pb.JOB_EVENT_TYPE_SUBMITTED,
+        train_pb.JOB_EVENT_TYPE_STARTING,
+        train_pb.JOB_EVENT_TYPE_RUNNING,
+        train_pb.JOB_EVENT_TYPE_RESUMED,
+        train_pb.JOB_EVENT_TYPE_COMMITTED,
+    }
+)
+
+
+class Refill:
+    """A thread that reads storage. registry: None where the cluster has no storage; then it does nothing."""
+
+    def __init__(self, board: Board, registry: Registry | None) -> None:
+        self._board, self._registry = board, registry
+        self._lock = threading.Lock()
+        self._all_wanted = True
+        self._wanted: dict[str, bool] = {}
+        self.first_done = threading.Event()
+        self._worker = Worker("refill", self._work)
+
+    def start(self) -> None:
+        """Begins with all registered jobs; `first_done` is set when that is through."""
+        if self._registry is None:
+            self.first_done.set()
+        self._worker.start()
+
+    def close(self) -> None:
+        """Ends."""
+        self._worker.close()
+
+    def ask(self, jobs: frozenset[str], *, steps: bool = True) -> None:
+        """These jobs are read again; with the steps that are missing, or without."""
+        with self._lock:
+            for job in jobs:
+                self._wanted[job] = steps or self._wanted.get(job, False)
+        self._worker.wake()
+
+    def on_told(self, told: train_pb.WatchRecordsResponse) -> None:
+        """Asks for a job whose attempts changed."""
+        if told.HasField("event") and told.event.type in CHANGING:
+            self.ask(frozenset({told.job}), steps=False)
+
+    def _work(self) -> bool:
+        if self._registry is None:
+            return True
+        if self._all_wanted:
+            names = frozenset(str(name) for name in self._registry.names())
+            self.ask(names)
+            self._all_wanted = False
+        is_done = True
+        while (taken := self._take()) is not None:
+            is_done &= self._try(*taken, self._registry)
+        self.first_done.set()
+        return is_done
+
+    def _take(self) -> tuple[str, bool] | None:
+        with self._lock:
+            if not self._wanted or self._worker.stop.is_set():
+                return None
+            job = next(iter(self._wanted))
+            return job, self._wanted.pop(job)
+
+    def _try(self, name: str, steps: bool, registry: Registry) -> bool:
+        """False where it is to be tried again."""
+        try:
+            job = JobName.parse(name)
+            found = registry.job(job.project, job.uid)
+            if found is not None:
+                fill_job(self._board, found, steps=steps, stopped=self._worker.stop.is_set)
+        except (DamagedObject, PhalanxError) as error:
+            LOG.error("%s is not filled from storage: %s", name, error)
+        except OutsideError as error:
+            LOG.warning("%s is not filled from storage: %s", name, error)
+            with self._lock:
+                self._wanted.setdefault(name, steps)
+            return False
+        return True
+
+
+def fill_job(
+    board: Board, registered: RegisteredJob, *, steps: bool, stopped: Callable[[], bool] = lambda: False
+) -> None:
+    """Brings a run up to what storage says. Raises PhalanxError for a job file that does not hold, DamagedObject, and
+    what the store raises.
+    """
+    name, job, store = str(registered.name), registered.job, registered.store()
+    policy = Policy.of(job.recovery)
+    board.change(name, lambda run: run.set_spec(job.training.steps, policy))
+    last_event = board.change(name, lambda run: max(run.events, default=0))
+    board.add_past(name, [event_message(event) for event in EventLog(store).after(last_event)])
+    lineage = Lineage(store)
+    facts = attempt_facts(lineage)
+    board.change(name, lambda run: run.set_facts(facts))
+    if steps:
+        fill_steps(board, name, lineage, stopped)
+
+
+def fill_steps(board: Board, job: str, lineage: Lineage, stopped: Callable[[], bool] = lambda: False) -> None:
+    """Adds the live chain's steps that are missing."""
+    for ref in list(lineage.live_record_refs())[-MAX_OBJECTS:][::-1]:
+        named = keys.records_name(ref.key)
+        if stopped():
+            return
+        if named is None or board.has_steps(job, named.first_step, named.last_step):
+            continue
+        _, rows = lineage.read_records(ref)
+        if len(rows):
+            board.fill(job, step_rows(rows, named.attempt))
+
+
+def step_rows(steps: StepRows, attempt: int) -> Rows:
+    """Step records as rows of a curve; the learning rate is not in them."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        speed = np.where(steps.step_time_s > 0, steps.valid_tokens / steps.step_time_s, np.nan)
+    columns = {
+        "step": steps.step,
+        "loss": steps.loss,
+        "tokens_per_second": speed,
+        "gradient_norm": steps.gradient_norm,
+        "step_time_s": steps.step_time_s,
+        "data_wait_s": steps.data_wait_s,
+        "attempt": np.full(len(steps), attempt),
+    }
+    rows = rows_from(columns, len(steps))
+    return rows[np.argsort(rows["step"], kind="stable")]
+
+
+def attempt_facts(lineage: Lineage) -> tuple[AttemptFacts, ...]:
+    """All attempts, with the checkpoints that are live."""
+    checkpoints: dict[int, list[int]] = {}
+    for ref in lineage.checkpoints():
+        checkpoints.setdefault(ref.attempt, []).append(ref.step)
+    return tuple(
+        AttemptFacts(
+            attempt.number,
+            attempt.parent.attempt if attempt.parent else 0,
+            attempt.start_step,
+            0,
+            tuple(checkpoints.get(attempt.number, ())),
+            layout_words(attempt.placement),
+        )
+        for attempt in lineage.attempts()
+    )
+
+
+def event_message(event: JobEvent) -> train_pb.JobEvent:
+    """An event of storage as the contract tells it."""
+    message = train_pb.JobEvent(
+        revision=event.number,
+        type=train_pb.JobEventType.Value(f"JOB_EVENT_TYPE_{event.type.value.upper()}"),
+        state=train_pb.JobState.Value(f"JOB_STATE_{event.state.value.upper()}"),
+        attempt=event.attempt,
+        step=event.step,
+        actor=event.actor,
+        request_id=event.request_id,
+        cause=None if event.cause is None else _cause(event.cause),
+        message=event.message,
+        placement=[train_pb.Assignment(node_id=each.node_id, ranks=each.ranks) for each in event.placement],
+    )
+    message.time.FromDatetime(datetime.fromisoformat(event.time))
+    return message
+
+
+def _cause(cause: Cause) -> record_pb.Cause:
+    known = record_pb.CauseKind.DESCRIPTOR.values_by_name.get(f"CAUSE_KIND_{cause.kind.upper()}")
+    return record_pb.Cause(
+        kind=known.number if known is not None else record_pb.CAUSE_KIND_UNSPECIFIED,
+        rank=cause.rank,
+        message=cause.message,
+        where=cause.where,
+        detail=cause.detail,
+        signal=cause.signal,
+        exit_code=cause.exit_code,
+        node_id=cause.node_id,
+    )
