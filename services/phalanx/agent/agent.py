@@ -38,7 +38,6 @@ from phalanx.trainer.local import ENTRY, PRELOAD
 
 DIGEST_DEADLINE_S = 120.0
 FLUSH_DEADLINE_S = 5.0
-DEFAULT_GRACE_S = 60.0
 OWN_PRELOAD = ("phalanx.trainer.agent_control",)  # of ranks that have an agent; without gRPC, which has threads
 
 
@@ -127,11 +126,7 @@ class Agent:
 
     def _grace_s(self, held: HeldGang) -> float:
         """The agent's own, or the job's `[deadlines]`."""
-        if self._options.stop_grace_s:
-            return self._options.stop_grace_s
-        deadlines = held.order.arguments.get("job", {}).get("deadlines", {})
-        default_s = deadlines.get("step_s", DEFAULT_GRACE_S) + deadlines.get("save_s", 0.0)
-        return float(deadlines.get("stop_grace_s") or default_s)
+        return self._options.stop_grace_s or held.job.grace_s
 
     def _hello(self) -> pb.Hello:
         return pb.Hello(

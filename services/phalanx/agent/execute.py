@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 from phalanx.agent import preparing, records
 from phalanx.agent.attempts import Attempt
-from phalanx.agent.gangs import GangKey
+from phalanx.agent.gangs import GangKey, JobFacts
 from phalanx.agent.logs import read_chunk
 from phalanx.agent.node import CHECKPOINT_SIGNAL, STOP_SIGNAL, Node
 from phalanx.agent.orders import OrderBook
@@ -21,10 +22,13 @@ from phalanx.api.agent.v1 import agent_service_pb2 as pb
 from phalanx.api.agent.v1 import rank_service_pb2
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.gang import Cause, GangOrder, Rendezvous
+from phalanx.gang.order import LOOPBACK
 from phalanx.rpc.errors import FailedPrecondition, Superseded
 from phalanx.trainer.local import ENTRY
 
 DEFAULT_DEADLINE_S = 60.0
+_NAME = r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?"
+_JOB = re.compile(f"projects/{_NAME}/jobs/{_NAME}")  # it names a folder here
 LOG = logging.getLogger(__name__)
 
 
@@ -65,6 +69,8 @@ class Executor:
         answer = pb.Answer(order_id=order.id)
         try:
             deadline_s = order.deadline.ToTimedelta().total_seconds() or DEFAULT_DEADLINE_S
+            if not _JOB.fullmatch(order.job):
+                raise PhalanxError("job", value=order.job, expected="projects/<p>/jobs/<uid>", remedy="correct it")
             handler = self._handlers.get(order.WhichOneof("order") or "")
             if handler is None:
                 raise OutsideError("this agent knows no such order: train and agent are of different versions")
@@ -94,6 +100,7 @@ class Executor:
     def _start_gang(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:
         asked, key = order.start_gang, GangKey(order.job, order.attempt)
         arguments = json.loads(asked.arguments_json)
+        job = JobFacts.of(arguments.get("job", {}))
         parent = (asked.parent_attempt, asked.parent_step) if asked.parent_attempt else None
         gang_order = GangOrder(
             world_size=asked.world_size,
@@ -103,13 +110,10 @@ class Executor:
             attempt=key.attempt,
             ranks=tuple(sorted(asked.ranks)),
             rendezvous=_rendezvous(asked.rendezvous),
-            address=self._address,
+            address=LOOPBACK if len(asked.ranks) == asked.world_size else self._address,
         )
-        job = arguments.get("job", {})
-        model_class = job.get("model", {}).get("class")
-        save_s = float(job.get("deadlines", {}).get("save_s", 0.0))
         ends_s = time.monotonic() + deadline_s
-        held = self._node.start(Attempt(key, parent, asked.token, save_s), gang_order, asked.code_digest, model_class)
+        held = self._node.start(Attempt(key, parent, asked.token, job.save_s), gang_order, asked.code_digest, job)
         if time.monotonic() > ends_s:  # train has given this start up
             self._node.end(key, 0.0)
             raise OutsideError(f"{key} did not start within {deadline_s:g} s")

@@ -10,8 +10,10 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
+from phalanx.core.digest import digest_of
 from phalanx.core.errors import OutsideError
 from phalanx.gang import Cause, Event, Gang, GangOutcome, Watch
 from phalanx.gang.sections import Durations, Rule
@@ -19,6 +21,7 @@ from phalanx.gang.sections import Durations, Rule
 TICK_S = 0.1
 STACKS_DEADLINE_S = 3.0
 NEXT_LOOK_S = 5.0  # after stacks that showed nobody to blame
+TOLD_AGAIN_S = 300.0
 LOG = logging.getLogger(__name__)
 
 
@@ -34,6 +37,33 @@ class GangKey:
 
 
 @dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What an agent reads of a job's file. spec_digest: of all of it, for what was learned of one file says nothing of
+    another. grace_s: from the word to stop until ranks are killed. save_s: how long a commit waits for parts; 0:
+    unknown.
+    """
+
+    spec_digest: str = ""
+    model_class: str | None = None
+    grace_s: float = 60.0
+    save_s: float = 0.0
+    ends_at_hang: bool = True
+
+    @staticmethod
+    def of(spec: Mapping[str, Any]) -> JobFacts:
+        """From the tables of a job file, resolved; a table or key that is missing has its default."""
+        deadlines = spec.get("deadlines", {})
+        save_s = float(deadlines.get("save_s", 0.0))
+        return JobFacts(
+            spec_digest=digest_of(spec),
+            model_class=spec.get("model", {}).get("class"),
+            grace_s=float(deadlines.get("stop_grace_s") or deadlines.get("step_s", 60.0) + save_s),
+            save_s=save_s,
+            ends_at_hang=spec.get("recovery", {}).get("on_hang") != "notify",
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """That the gang ends: SIGTERM, then SIGKILL at `kill_at_s` (monotonic). because: where whoever asks knows."""
 
@@ -45,7 +75,8 @@ class HeldGang:
     """Holds a gang until it is over. Everything public is safe from any thread.
 
     on_event: each event of a rank. on_end: once, when the gang is over and all events are told; both are called in this
-    gang's own thread. past: durations of the job's sections in earlier attempts.
+    gang's own thread. past: durations of the job's sections in earlier attempts. A job that does not end at a hang is
+    told of it by an event of kind `hang`.
     """
 
     def __init__(
@@ -55,10 +86,12 @@ class HeldGang:
         on_event: Callable[[HeldGang, Event], None],
         on_end: Callable[[HeldGang, GangOutcome], None],
         past: Mapping[str, Durations],
+        job: JobFacts,
     ) -> None:
         self.key, self.order, self.pids, self.rendezvous = key, gang.order, dict(gang.pids), gang.rendezvous
         self.started_s = time.monotonic()
         self.last_step = self.committed_step = 0
+        self.job = job
         self._gang, self._on_event, self._on_end = gang, on_event, on_end
         self._watch = Watch(gang.order.world_size, ranks=gang.order.local_ranks, rule=Rule(), past=past)
         self._lock = threading.Lock()
@@ -114,18 +147,23 @@ class HeldGang:
         return self._over.wait(deadline_s)
 
     def _run(self) -> None:
-        outcome = None
         try:
             outcome = self._until_over()
-        except OutsideError as error:
+        except Exception as error:
             LOG.exception("%s", self.key)
-            outcome = GangOutcome("failed", Cause("error", None, str(error)), ())
-        finally:
-            if outcome is None:  # a bug of ours: the ranks must not outlive it
-                outcome = replace(self._gang.end(0.0), state="failed")
+            outcome = self._ended_by(Cause("error", None, f"the agent: {type(error).__name__}: {error}"))
+        try:
             self._on_end(self, outcome)
+        finally:
             self._over.set()
             self._answer_stacks({})
+
+    def _ended_by(self, because: Cause) -> GangOutcome:
+        try:
+            return self._gang.end(0.0, because)
+        except OutsideError as error:
+            LOG.error("%s: %s", self.key, error)
+            return GangOutcome("failed", because, ())
 
     def _until_over(self) -> GangOutcome:
         because: Cause | None = None
@@ -136,8 +174,12 @@ class HeldGang:
                 because = self._ask.because if self._ask is not None else None
                 break
             self._answer_asked_stacks()
-            if because := self._find_hang():
+            because = self._find_hang()
+            if because is not None and self.job.ends_at_hang:
                 break
+            if because is not None:
+                self._on_event(self, Event(because.rank, "hang", asdict(because), time.monotonic()))
+                self._next_look_s = time.monotonic() + TOLD_AGAIN_S
         outcome = self._gang.end(0.0, because)
         self._take(0.0)
         ask = self._ask

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from phalanx.agent import records
 from phalanx.agent.attempts import Attempt, Attempts
-from phalanx.agent.gangs import GangKey, HeldGang
+from phalanx.agent.gangs import GangKey, HeldGang, JobFacts
 from phalanx.agent.outbox import Waiting
 from phalanx.agent.servers import ForkServers
 from phalanx.agent.slots import Slots
 from phalanx.api.agent.v1 import agent_service_pb2 as pb
 from phalanx.api.agent.v1 import record_pb2
 from phalanx.core.errors import OutsideError
-from phalanx.gang import Cause, Event, GangOrder, GangOutcome
+from phalanx.gang import Cause, Event, Gang, GangOrder, GangOutcome
 from phalanx.gang.sections import Durations
 from phalanx.rpc.errors import FailedPrecondition, Superseded
 
@@ -51,11 +51,14 @@ class Node:
         self.node_id, self.attempts = node_id, attempts
         self._servers, self._slots, self._folder = servers, slots, folder
         self._tell, self._on_record = tell, on_record
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._starting: set[GangKey] = set()
+        self._unwanted: set[GangKey] = set()
+        self._is_stopping = False
         self._gangs: dict[GangKey, HeldGang] = {}
         self._ended: dict[GangKey, pb.HeldGang] = {}
         self._committed: dict[GangKey, set[int]] = {}
-        self._past: dict[tuple[str, int], Mapping[str, Durations]] = {}
+        self._past: dict[str, tuple[str, Mapping[str, Durations]]] = {}
 
     def held(self) -> list[pb.HeldGang]:
         """The gangs that live here, and those whose end train has not acknowledged."""
@@ -79,27 +82,52 @@ class Node:
         with self._lock:
             return self._gangs.get(key)
 
-    def start(self, attempt: Attempt, order: GangOrder, code_digest: str, model_class: str | None) -> HeldGang:
+    def start(self, attempt: Attempt, order: GangOrder, code_digest: str, job: JobFacts) -> HeldGang:
         """Starts the ranks of an attempt; those of an older one are ended first. Raises Superseded for an attempt that
-        is not the newest here, PhalanxError and OutsideError where the gang can't start.
+        is not the newest here, PhalanxError and OutsideError where the gang can't start, or was not wanted any more by
+        the time it did.
         """
         key = attempt.key
-        self._make_way(key)
+        with self._lock:
+            if key in self._starting:
+                raise FailedPrecondition(str(key), expected="not to be starting already", remedy="wait for it")
+            self._starting.add(key)
+        try:
+            self._make_way(key)
+            held = self._hold(attempt, self._forked(attempt, order, code_digest, job), job)
+        finally:
+            with self._lock:
+                is_unwanted = key in self._unwanted or self._is_stopping
+                self._starting.discard(key)
+                self._unwanted.discard(key)
+                self._lock.notify_all()
+        if is_unwanted:
+            held.end(0.0)
+            self._await_end(held, 0.0)
+            raise OutsideError(f"{key} was told to end before it had started")
+        LOG.info("%s: ranks %s started (%s)", key, order.local_ranks, held.pids)
+        return held
+
+    def _forked(self, attempt: Attempt, order: GangOrder, code_digest: str, job: JobFacts) -> Gang:
+        key = attempt.key
         environ = self._slots.take(key, len(order.local_ranks))
         self.attempts.open(attempt)
         try:
             order = replace(order, environ={**order.environ, **environ})
-            gang = self._servers.start(key.job, code_digest, model_class, order)
+            return self._servers.start(key.job, code_digest, job.model_class, order)
         except BaseException:
             self._let_go(key)
             raise
-        past = self._past.get((key.job, order.world_size), {})
-        held = HeldGang(key, gang, self._on_event, self._on_end, past)
+
+    def _hold(self, attempt: Attempt, gang: Gang, job: JobFacts) -> HeldGang:
+        key = attempt.key
+        spec_digest, past = self._past.get(key.job, ("", {}))
+        known = past if spec_digest == job.spec_digest else {}
+        held = HeldGang(key, gang, self._on_event, self._on_end, known, job)
         with self._lock:
             self._gangs[key] = held
             self._committed[key] = set()
         held.start()
-        LOG.info("%s: ranks %s started (%s)", key, order.local_ranks, dict(gang.pids))
         return held
 
     def _make_way(self, key: GangKey) -> None:
@@ -113,7 +141,13 @@ class Node:
             self._await_end(held, 0.0)
 
     def end(self, key: GangKey, grace_s: float, because: Cause | None = None) -> None:
-        """Ends the ranks of an attempt; returns when they are gone. Raises OutsideError where they don't go."""
+        """Ends the ranks of an attempt; returns when they are gone, or never come. Raises OutsideError where they don't
+        go.
+        """
+        with self._lock:
+            if key in self._starting:
+                self._unwanted.add(key)
+                return
         held = self.gang(key)
         if held is not None:
             held.end(grace_s, because)
@@ -147,11 +181,14 @@ class Node:
             keys = [key for key in self._gangs if key.job == job]
         for key in keys:
             self.end(key, 0.0)
+        with self._lock:
+            self._past.pop(job, None)
         self._servers.release(job)
 
     def stop(self, grace_of: Callable[[HeldGang], float]) -> None:
         """Has every gang commit and return, ends what is left after its grace; returns when no rank lives."""
         with self._lock:
+            self._is_stopping = True
             gangs = list(self._gangs.values())
         for held in gangs:
             held.end(grace_of(held))
@@ -212,7 +249,8 @@ class Node:
                 job=key.job, attempt=key.attempt, ranks=held.order.local_ranks, state=ended.state
             )
             self._gangs.pop(key, None)
-            self._past = {(key.job, held.order.world_size): held.past}
+            is_hang = outcome.first_cause is not None and outcome.first_cause.kind == "hang"
+            self._past[key.job] = (held.job.spec_digest, {} if is_hang else held.past)  # learned anew after a hang
         self._let_go(key)
         self._tell(Waiting(key.job, key.attempt, ended, is_batched=False))
         LOG.info("%s ended: %s, %s", key, outcome.state, outcome.first_cause or "no cause")

@@ -154,6 +154,11 @@ def _error(record: pb.Record, event: Event, node: str) -> None:
     record.error.CopyFrom(to_cause(cause, node))
 
 
+def _hang(record: pb.Record, event: Event, node: str) -> None:
+    """A hang that ended nothing."""
+    record.error.CopyFrom(to_cause(Cause(**event.fields), node))
+
+
 def _exit(record: pb.Record, event: Event, node: str) -> None:
     fields = event.fields
     record.ended.CopyFrom(
@@ -176,6 +181,7 @@ _MAKERS: Mapping[str, Callable[[Any, Event, str], None]] = {
     "opened": _opened,
     "damage": _damage,
     "bad_shard": _damage,
+    "hang": _hang,
     "error": _error,
     "exit": _exit,
     "finished": _finished,

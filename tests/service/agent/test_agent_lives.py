@@ -125,6 +125,17 @@ def test_agent_order_to_end_a_superseded_gang_says_so(world, agent):
     assert "attempt 2 runs elsewhere" in ended.cause.message
 
 
+def test_agent_gang_that_is_ended_before_it_has_started_never_lives(world):
+    with Agent(world.agent_config(stop_grace_s=0.2), entry=ENTRY, preload=("agent_slow_module",)):
+        start = world.train.send(start_gang=world.gang_order("wait_deaf"))
+        wait_until(lambda: world.train.orders.empty(), 10.0, "the order is on its way")
+        assert world.train.ask(end_gang=pb.EndGang(why="no longer wanted")).HasField("done")
+        assert "before it had started" in world.train.answer_of(start).failure.cause.message
+        again = world.train.ask(order_id=start, start_gang=world.gang_order("wait_deaf"))
+        assert again.HasField("failure")
+        assert world.start_gang("wait_deaf").HasField("gang_started")
+
+
 def test_agent_sigkill_takes_every_rank_along_and_its_successor_holds_nothing(world, start_agent):
     first = start_agent()
     pids = world.start_gang("wait_deaf", world_size=4).gang_started.pids

@@ -85,6 +85,19 @@ def test_agent_hang_after_quick_steps_is_found_long_before_the_fixed_deadline(wo
     assert "learned from" in ended.cause.message
 
 
+def test_agent_hang_of_a_job_that_only_wants_to_be_told_ends_nothing(world, agent):
+    pids = world.start_gang("hang", job={"recovery": {"on_hang": "notify"}}).gang_started.pids
+    wait_until(lambda: world.train.records("error"), 15.0, "told of the hang")
+    (told,) = world.train.records("error")
+    assert (told.kind, told.rank) == (record_pb2.CAUSE_KIND_HANG, 1) and "a_long_nap" in told.where
+    assert all(map(is_alive, pids)) and world.train.ended() is None
+
+
+def test_agent_job_whose_name_leads_out_of_the_logs_is_refused(world, agent):
+    answer = world.train.ask(job="projects/../jobs/x", read_log=pb.ReadLog(rank=0))
+    assert answer.failure.cause.kind == record_pb2.CAUSE_KIND_USER_ERROR
+
+
 def test_agent_end_with_grace_lets_ranks_commit(world, agent):
     world.start_gang("wait")
     wait_until(lambda: len(world.train.records("phase")) >= 4, 10.0, "all ranks wait")
