@@ -47,10 +47,12 @@ class DataClient:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def register(self, dataset: str, url: str, request_id: str | None = None) -> DatasetVersion:
+    def register(
+        self, dataset: str, url: str, request_id: str | None = None, *, timeout_s: float = REGISTER_DEADLINE_S
+    ) -> DatasetVersion:
         """Registers the data below `url`, or returns the version that holds it already."""
         request = pb.RegisterDatasetRequest(request_id=request_id or uuid.uuid4().hex, dataset=dataset, url=url)
-        return version_of(self._stub.RegisterDataset(request, timeout=REGISTER_DEADLINE_S).version)
+        return version_of(self._stub.RegisterDataset(request, timeout=timeout_s).version)
 
     def dataset(self, dataset: str) -> tuple[DatasetVersion, ...]:
         """All its versions, oldest first."""
