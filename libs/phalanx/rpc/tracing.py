@@ -54,7 +54,7 @@ def start_tracing(
     if not monitor or credentials is None:
         return Tracing(trace.NoOpTracer())
     exporter = OTLPSpanExporter(
-        endpoint=monitor, credentials=_with_token(credentials), timeout=EXPORT_S, insecure=False
+        endpoint=monitor, credentials=exporter_credentials(credentials), timeout=EXPORT_S, insecure=False
     )
     provider = TracerProvider(
         resource=Resource.create({"service.name": f"phalanx-{name}"}),
@@ -94,7 +94,8 @@ class _TokenOnEveryCall(grpc.AuthMetadataPlugin):
             callback((), error)
 
 
-def _with_token(credentials: Credentials) -> grpc.ChannelCredentials:
+def exporter_credentials(credentials: Credentials) -> grpc.ChannelCredentials:
+    """For an exporter of OpenTelemetry: mTLS, and the token with every call; raises PhalanxError for a missing file."""
     channel = channel_credentials(credentials)
     if credentials.token is None:
         return channel

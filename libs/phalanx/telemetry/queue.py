@@ -2,8 +2,9 @@
 
 `put` takes a lock for a few instructions and never waits for the sink. Every row that was put ends in exactly one
 count: logged, replayed (a step that the sink already has), dropped (queue full, sink failed) or waiting. A sink that
-fails to open, or fails three times in a row, is off from then on, with one warning; a sink that hangs fills its queue
-and loses rows, nothing else.
+fails to open, or fails three times in a row, is off from then on, with one warning, unless it is one that comes back
+(`sink.Returning`): that one is tried again, the row in hand first, for as long as it takes. A sink that hangs fills its
+queue and loses rows, nothing else.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from phalanx.telemetry.sink import Sink, Values
+from phalanx.telemetry.sink import Returning, Sink, Values
 
 MAX_FAILURES_IN_A_ROW = 3
+FIRST_PAUSE_S = 0.1
 LOG = logging.getLogger(__name__)
 
 
@@ -47,6 +49,7 @@ class SinkQueue:
         self._logged = self._replayed = self._dropped = self._in_hand = 0
         self._failure, self._high_water = "", -1
         self._flush_wanted = self._closing = False
+        self._longest_pause_s = sink.longest_pause_s if isinstance(sink, Returning) else None
         self._thread = threading.Thread(target=self._run, name=f"sink-{sink.name}", daemon=True)
         self._thread.start()
 
@@ -90,7 +93,7 @@ class SinkQueue:
         return counts
 
     def _run(self) -> None:
-        if not self._attempt("open", self._open, max_failures=1):
+        if not self._attempt("open", self._open, max_failures=1) and not self._reopen():
             return
         failures = 0
         while (row := self._next_row()) is not None:
@@ -98,6 +101,14 @@ class SinkQueue:
             if self._failure:
                 return
         self._attempt("close", self._sink.close, max_failures=1)
+
+    def _reopen(self) -> bool:
+        """Whether a sink that comes back opened after all; False for every other one."""
+        return self._longest_pause_s is not None and self._persist("open", self._open)
+
+    def _reflushed(self) -> bool:
+        """Whether a sink that comes back flushed after all."""
+        return self._longest_pause_s is not None and self._persist("flush", self._sink.flush)
 
     def _open(self) -> None:
         self._high_water = self._sink.open(self._run_id, self._config)
@@ -114,7 +125,7 @@ class SinkQueue:
                     return self._rows.popleft()
                 if not self._flush_wanted:
                     return None
-            if not self._attempt("flush", self._sink.flush, max_failures=1):
+            if not self._attempt("flush", self._sink.flush, max_failures=1) and not self._reflushed():
                 return None
             with self._changed:
                 self._flush_wanted = bool(self._rows)  # rows that came meanwhile are flushed too
@@ -124,9 +135,7 @@ class SinkQueue:
         """Log one row unless the sink has its step; False when that failed."""
         step, values = row
         replayed = step <= self._high_water
-        logged = not replayed and self._attempt(
-            "log", lambda: self._sink.log(step, values), MAX_FAILURES_IN_A_ROW - failures
-        )
+        logged = not replayed and self._log(step, values, MAX_FAILURES_IN_A_ROW - failures)
         with self._changed:
             if self._in_hand:  # not given up meanwhile
                 self._in_hand = 0
@@ -137,13 +146,44 @@ class SinkQueue:
                 self._high_water = step
         return logged or replayed
 
+    def _log(self, step: int, values: Values, max_failures: int) -> bool:
+        if self._longest_pause_s is not None:
+            return self._persist("log", lambda: self._sink.log(step, values))
+        return self._attempt("log", lambda: self._sink.log(step, values), max_failures)
+
+    def _persist(self, what: str, action: Callable[[], None]) -> bool:
+        """Tries until `action` goes well; False where the queue is closed before. One warning when the sink goes away,
+        one line when it is back.
+        """
+        assert self._longest_pause_s is not None
+        failures = 0
+        while True:
+            try:
+                action()
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is told, and tried again
+                failures += 1
+                if failures == 1:
+                    LOG.warning("%s is away: %s failed: %s; it is tried again", self._sink.name, what, error)
+                if self._waited(min(FIRST_PAUSE_S * 2 ** min(failures - 1, 16), self._longest_pause_s)):
+                    self._turn_off(f"{what} failed: {type(error).__name__}: {error}")
+                    return False
+            else:
+                if failures:
+                    LOG.warning("%s is back; %d rows were dropped so far", self._sink.name, self.counts.dropped)
+                return True
+
+    def _waited(self, pause_s: float) -> bool:
+        """Waits; True at once when the queue is closed or off."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._closing or bool(self._failure), pause_s)
+
     def _attempt(self, what: str, action: Any, max_failures: int) -> bool:
         """Whether `action` went well; with no failure left the sink is turned off."""
         try:
             action()
         except Exception as error:
             LOG.warning("%s: %s failed", self._sink.name, what, exc_info=True)
-            if max_failures <= 1:
+            if max_failures <= 1 and self._longest_pause_s is None:
                 self._turn_off(f"{what} failed: {type(error).__name__}: {error}")
             return False
         return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from phalanx.core.errors import PhalanxError
 
@@ -37,6 +37,17 @@ class Sink(Protocol):
     def close(self) -> None:
         """Flush and let go."""
         ...
+
+
+@runtime_checkable
+class Returning(Protocol):
+    """A sink whose other end may be away for long and come back: it is never turned off. A row that it does not take
+    is tried again after a pause, until it does; meanwhile rows wait, and those for which there is no room are dropped.
+
+    longest_pause_s: pauses grow up to it.
+    """
+
+    longest_pause_s: float
 
 
 def require(module: str, *, key: str, extra: str) -> None:
