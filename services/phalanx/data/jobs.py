@@ -37,7 +37,10 @@ class JobSource(Protocol):
     """Where jobs are found."""
 
     def find(self, name: JobName) -> FoundJob | None:
-        """The job, or None where none of that name is registered."""
+        """The job as it was submitted, or None where none of that name is registered."""
+
+    def current(self, found: FoundJob) -> Job:
+        """The job file as it holds now: a resumed job may have other steps, URLs and policies."""
 
 
 def require_job(jobs: JobSource, name: JobName) -> FoundJob:

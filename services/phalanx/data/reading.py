@@ -75,6 +75,6 @@ class Reading:
         with self._lock:
             if found.name in self._fit:
                 return
-        self._look(found.job)
+        self._look(self._jobs.current(found))
         with self._lock:
             keep(self._fit, found.name, None, KEPT_JOBS)

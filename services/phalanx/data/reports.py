@@ -65,8 +65,9 @@ class Reports:
         return damage
 
     def _decide(self, found: FoundJob, attempt: int, shard: str, why: str, step: int) -> Damage:
-        job, view = found.job, self._journals.view(found)
+        view = self._journals.view(found)
         require_newest(str(found.name), view.newest, attempt)
+        job = self._jobs.current(found)
         split, store = training_split(job), store_at(job, job.data.train)
         number = shard_number(split, shard)
         order, batch = order_of(job, store, split), job.training.global_batch_size

@@ -45,6 +45,9 @@ class OneJob:
     def find(self, name):
         return self.found if name == NAME else None
 
+    def current(self, found):
+        return found.job
+
 
 class Bench:
     """A job on its data, and the service's decisions about it."""
