@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import JournalEntry
@@ -34,12 +35,17 @@ class HorizonPolicy:
         return min(asked, self.most) if asked else self.usual
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class JournalView:
     """A job's newest attempt, 0 before the first, and the journal that holds for it."""
 
     newest: int
     entries: tuple[JournalEntry, ...]
+
+    @cached_property
+    def plan(self) -> ReadingPlan:
+        """What the journal says, before anything is read; made once, as a journal may hold thousands of ranges."""
+        return reading_plan(self.entries, 0, 0)
 
 
 def plan_for(job: str, view: JournalView, attempt: int, step: int, asked: int, policy: HorizonPolicy) -> ReadingPlan:
@@ -50,7 +56,7 @@ def plan_for(job: str, view: JournalView, attempt: int, step: int, asked: int, p
         if value < 0:
             raise PhalanxError(name, value=value, expected="0 or more", remedy="correct the request")
     require_newest(job, view.newest, attempt)
-    return reading_plan(view.entries, step, policy.steps(asked))
+    return replace(view.plan, horizon_step=step + policy.steps(asked))
 
 
 def require_newest(job: str, newest: int, attempt: int) -> None:
