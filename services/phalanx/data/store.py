@@ -32,6 +32,7 @@ VERSIONS: Final = sa.Table(
 )
 SOURCE: Final = sa.Table("source", METADATA, sa.Column("url", sa.Text, primary_key=True))
 _MIGRATIONS = Path(__file__).parent / "migrations"
+_WRITES: Final = "phalanx_writes"
 
 
 class CatalogStore:
@@ -53,7 +54,7 @@ class CatalogStore:
 
     def add(self, versions: Iterable[DatasetVersion]) -> None:
         """Enters versions; those that are there already stay as they are."""
-        with self._begin() as connection:
+        with self._write() as connection:
             for version in versions:
                 here = (VERSIONS.c.dataset == version.dataset) & (VERSIONS.c.version == version.version)
                 if connection.execute(sa.select(VERSIONS.c.version).where(here)).first() is None:
@@ -61,7 +62,7 @@ class CatalogStore:
 
     def remove(self, places: Iterable[tuple[str, int]]) -> None:
         """Forgets versions that storage does not have."""
-        with self._begin() as connection:
+        with self._write() as connection:
             for dataset, number in places:
                 here = (VERSIONS.c.dataset == dataset) & (VERSIONS.c.version == number)
                 connection.execute(sa.delete(VERSIONS).where(here))
@@ -101,7 +102,7 @@ class CatalogStore:
         return self._versions(_SELECT.join(tops, is_top).order_by(VERSIONS.c.dataset))
 
     def _adopt(self, source: str) -> None:
-        with self._begin() as connection:
+        with self._write() as connection:
             known = connection.execute(sa.select(SOURCE.c.url)).scalars().all()
             if known != [source]:
                 connection.execute(sa.delete(VERSIONS))
@@ -112,12 +113,12 @@ class CatalogStore:
         return tuple(_version(row) for row in self._rows(query))
 
     def _rows(self, query: sa.Select[Any]) -> Sequence[sa.Row[Any]]:
-        with self._begin() as connection:
+        with self._telling(), self._engine.begin() as connection:
             return connection.execute(query).all()
 
     @contextmanager
-    def _begin(self) -> Iterator[sa.Connection]:
-        with self._telling(), self._engine.begin() as connection:
+    def _write(self) -> Iterator[sa.Connection]:
+        with self._telling(), self._engine.execution_options(**{_WRITES: True}).begin() as connection:
             yield connection
 
     @contextmanager
@@ -161,19 +162,29 @@ def _engine(url: str) -> sa.Engine:
         ) from error
     if engine.dialect.name == "sqlite":
         sa.event.listen(engine, "connect", _set_up_sqlite)
+        sa.event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
 def _set_up_sqlite(connection: Any, _record: object) -> None:
-    """Readers never wait for a writer, and a writer waits for another."""
+    """Readers never wait for a writer, and a writer waits for another. The driver begins no transaction by itself."""
+    connection.isolation_level = None
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000"):
         connection.execute(f"PRAGMA {pragma}")
+
+
+def _begin_sqlite(connection: sa.Connection) -> None:
+    """Begins a transaction that holds tables too, so that a kill in a migration leaves the old schema; one that writes
+    waits for others at once, not half-way.
+    """
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _migrate(engine: sa.Engine) -> None:
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS))
-    with engine.begin() as connection:
+    with engine.execution_options(**{_WRITES: True}).begin() as connection:
         config.attributes["connection"] = connection
         upgrade: Callable[[Config, str], None] = command.upgrade
         upgrade(config, "head")

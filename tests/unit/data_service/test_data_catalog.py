@@ -347,3 +347,47 @@ def test_migrations_make_the_schema_that_the_code_knows(place):
         context = MigrationContext.configure(connection, opts={"version_table": "data_schema_version"})
         assert [d for d in compare_metadata(context, METADATA) if "data_schema_version" not in repr(d)] == []
     engine.dispose()
+
+
+def test_migration_that_is_killed_half_way_leaves_nothing_behind(place, monkeypatch):
+    """SQLite would keep each table that was made; the next start must not find half a schema."""
+    from phalanx.data import store
+
+    upgrade = store.command.upgrade
+
+    def killed(*arguments):
+        upgrade(*arguments)
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.command, "upgrade", killed)
+        with pytest.raises(Killed):
+            place.database("one")
+    engine = sa.create_engine(f"sqlite:///{place.folder}/one.sqlite")
+    assert sa.inspect(engine).get_table_names() == []
+    engine.dispose()
+    assert everything(place.open(database="one")) == {}
+
+
+def test_services_that_open_one_database_at_once_both_get_it(place):
+    with ThreadPoolExecutor(6) as pool:
+        for database in pool.map(lambda _: place.database("one"), range(6)):
+            assert database.newest("", 10) == ()
+
+
+def test_catalog_on_s3_is_created_once_and_rebuilt(s3_prefix, tmp_path):
+    """Create-only objects and listings of a real S3 server."""
+    registry, url = open_store(f"{s3_prefix}/root"), write_dataset(f"{s3_prefix}/web")
+
+    def opened(name):
+        catalog = Catalog(registry, CatalogStore(f"sqlite:///{tmp_path}/{name}", registry.url))
+        catalog.rebuild()
+        return catalog
+
+    catalogs = [opened(f"{number}.sqlite") for number in range(3)]
+    with ThreadPoolExecutor(6) as pool:
+        found = set(pool.map(lambda n: catalogs[n % 3].register(f"r{n % 2}", "web", url, "ada"), range(6)))
+    assert len(found) == 1 and [info.key for info in registry.list("registry/")] == [
+        "registry/datasets/web/00000001.json"
+    ]
+    assert everything(opened("fresh.sqlite")) == everything(catalogs[0])

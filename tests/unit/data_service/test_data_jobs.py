@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 from support.data_service import register_job
 from support.datasets import job_tables, write_dataset
@@ -60,3 +63,8 @@ def test_job_holds_as_it_was_last_resumed_and_events_are_read_once(cluster, monk
     assert jobs.current(found).training.steps == 30
     assert jobs.current(found).training.steps == 30
     assert sorted(read) == [1, 2, 3, 4, 5]
+
+
+def test_service_imports_no_torch():
+    code = "import sys, phalanx.data.run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
