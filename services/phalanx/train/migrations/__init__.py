@@ -1,0 +1,1 @@
+"""Schema of the train service's database, by alembic."""
