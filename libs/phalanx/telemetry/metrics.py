@@ -30,15 +30,16 @@ class Metrics:
         project: str = "phalanx",
         enable_tensorboard: bool = False,
         enable_wandb: bool = False,
+        more: Sequence[Sink] = (),
     ) -> Metrics:
         """The sinks that a job file's [metrics] enables, in `folder`; `metrics.jsonl` always.
 
         run_id: the job's id, under which a later start of the same job continues. config: plain values to show beside
-        the run. Raises PhalanxError, naming the extra, when a library is missing.
+        the run. more: sinks beside those. Raises PhalanxError, naming the extra, when a library is missing.
         """
         from phalanx.telemetry.jsonl import JsonLines
 
-        sinks: list[Sink] = [JsonLines(folder)]
+        sinks: list[Sink] = [JsonLines(folder), *more]
         if enable_tensorboard:
             from phalanx.telemetry.tensorboard import TensorBoard
 

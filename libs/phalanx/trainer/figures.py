@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -10,6 +10,7 @@ from typing import Any, Self
 from phalanx.spec import Job
 from phalanx.spec.job import plain
 from phalanx.telemetry import Metric, Metrics
+from phalanx.telemetry.sink import Sink
 
 FIELDS = {
     Metric.LOSS: "loss",
@@ -21,11 +22,11 @@ FIELDS = {
 
 
 class Figures:
-    """A context manager that takes events (kind and fields) of rank 0 and feeds the job's sinks; what a sink does slows
-    nobody.
+    """A context manager that takes events (kind and fields) of rank 0 and feeds the job's sinks, and `more` of them;
+    what a sink does slows nobody.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, more: Sequence[Sink] = ()) -> None:
         self._metrics = Metrics.of_run(
             Path(job.metrics.folder) / job.job.name,
             job.job.name,
@@ -33,6 +34,7 @@ class Figures:
             project=job.job.project,
             enable_tensorboard=job.metrics.enable_tensorboard,
             enable_wandb=job.metrics.enable_wandb,
+            more=more,
         )
         self._step = 0
         self._row: dict[str, float] = {}
@@ -43,6 +45,10 @@ class Figures:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Puts the last row and closes the sinks."""
         self._put()
         self._metrics.close()
 

@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import secrets
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +17,7 @@ from phalanx.agent import preparing, records
 from phalanx.agent.access import ACCESS
 from phalanx.agent.attempts import Attempts
 from phalanx.agent.execute import Executor
+from phalanx.agent.exports import Exports, to_monitor
 from phalanx.agent.figures import add_figures
 from phalanx.agent.gangs import GangKey, HeldGang
 from phalanx.agent.inventory import node_id, take_inventory
@@ -34,6 +35,7 @@ from phalanx.rpc.client import connect_client, connect_service
 from phalanx.rpc.config import ClientConfig, ServiceConfig
 from phalanx.rpc.metrics import Metrics, MetricsServer
 from phalanx.rpc.unix import MAX_PATH_BYTES, serve_unix
+from phalanx.telemetry.sink import Sink
 from phalanx.trainer.local import ENTRY, PRELOAD
 
 DIGEST_DEADLINE_S = 120.0
@@ -77,6 +79,7 @@ class Agent:
             self._attempts,
             self._options.state_dir / "ranks",
             self._uplink.put,
+            Exports(self._monitor(config)),
         )
         self._socket = socket_path(self._options)
         self._executor = Executor(
@@ -124,9 +127,14 @@ class Agent:
         """The gangs that live here, and those whose end train has not acknowledged."""
         return self._node.held()
 
+    def _monitor(self, config: ServiceConfig) -> Callable[[GangKey], Sink] | None:
+        if "monitor" not in config.services:
+            return None
+        return to_monitor(config.services["monitor"], config.security.credentials, self.node_id)
+
     def _grace_s(self, held: HeldGang) -> float:
         """The agent's own, or the job's `[deadlines]`."""
-        return self._options.stop_grace_s or held.job.grace_s
+        return self._options.stop_grace_s or held.facts.grace_s
 
     def _hello(self) -> pb.Hello:
         return pb.Hello(

@@ -13,7 +13,8 @@ from typing import Any
 
 from phalanx.agent import preparing, records
 from phalanx.agent.attempts import Attempt
-from phalanx.agent.gangs import GangKey, JobFacts
+from phalanx.agent.facts import JobFacts
+from phalanx.agent.gangs import GangKey
 from phalanx.agent.logs import read_chunk
 from phalanx.agent.node import CHECKPOINT_SIGNAL, STOP_SIGNAL, Node
 from phalanx.agent.orders import OrderBook
@@ -100,7 +101,7 @@ class Executor:
     def _start_gang(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:
         asked, key = order.start_gang, GangKey(order.job, order.attempt)
         arguments = json.loads(asked.arguments_json)
-        job = JobFacts.of(arguments.get("job", {}))
+        facts = JobFacts.of(arguments)
         parent = (asked.parent_attempt, asked.parent_step) if asked.parent_attempt else None
         gang_order = GangOrder(
             world_size=asked.world_size,
@@ -113,7 +114,7 @@ class Executor:
             address=LOOPBACK if len(asked.ranks) == asked.world_size else self._address,
         )
         ends_s = time.monotonic() + deadline_s
-        held = self._node.start(Attempt(key, parent, asked.token, job.save_s), gang_order, asked.code_digest, job)
+        held = self._node.start(Attempt(key, parent, asked.token, facts.save_s), gang_order, asked.code_digest, facts)
         if time.monotonic() > ends_s:  # train has given this start up
             self._node.end(key, 0.0)
             raise OutsideError(f"{key} did not start within {deadline_s:g} s")

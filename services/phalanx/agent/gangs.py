@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
-from phalanx.core.digest import digest_of
+from phalanx.agent.facts import JobFacts
 from phalanx.core.errors import OutsideError
 from phalanx.gang import Cause, Event, Gang, GangOutcome, Watch
 from phalanx.gang.sections import Durations, Rule
@@ -34,33 +33,6 @@ class GangKey:
 
     def __str__(self) -> str:
         return f"{self.job} attempt {self.attempt}"
-
-
-@dataclass(frozen=True, slots=True)
-class JobFacts:
-    """What an agent reads of a job's file. spec_digest: of all of it, for what was learned of one file says nothing of
-    another. grace_s: from the word to stop until ranks are killed. save_s: how long a commit waits for parts; 0:
-    unknown.
-    """
-
-    spec_digest: str = ""
-    model_class: str | None = None
-    grace_s: float = 60.0
-    save_s: float = 0.0
-    ends_at_hang: bool = True
-
-    @staticmethod
-    def of(spec: Mapping[str, Any]) -> JobFacts:
-        """From the tables of a job file, resolved; a table or key that is missing has its default."""
-        deadlines = spec.get("deadlines", {})
-        save_s = float(deadlines.get("save_s", 0.0))
-        return JobFacts(
-            spec_digest=digest_of(spec),
-            model_class=spec.get("model", {}).get("class"),
-            grace_s=float(deadlines.get("stop_grace_s") or deadlines.get("step_s", 60.0) + save_s),
-            save_s=save_s,
-            ends_at_hang=spec.get("recovery", {}).get("on_hang") != "notify",
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +58,12 @@ class HeldGang:
         on_event: Callable[[HeldGang, Event], None],
         on_end: Callable[[HeldGang, GangOutcome], None],
         past: Mapping[str, Durations],
-        job: JobFacts,
+        facts: JobFacts,
     ) -> None:
         self.key, self.order, self.pids, self.rendezvous = key, gang.order, dict(gang.pids), gang.rendezvous
         self.started_s = time.monotonic()
         self.last_step = self.committed_step = 0
-        self.job = job
+        self.facts = facts
         self._gang, self._on_event, self._on_end = gang, on_event, on_end
         self._watch = Watch(gang.order.world_size, ranks=gang.order.local_ranks, rule=Rule(), past=past)
         self._lock = threading.Lock()
@@ -175,7 +147,7 @@ class HeldGang:
                 break
             self._answer_asked_stacks()
             because = self._find_hang()
-            if because is not None and self.job.ends_at_hang:
+            if because is not None and self.facts.ends_at_hang:
                 break
             if because is not None:
                 self._on_event(self, Event(because.rank, "hang", asdict(because), time.monotonic()))

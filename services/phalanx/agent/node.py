@@ -16,7 +16,9 @@ from pathlib import Path
 
 from phalanx.agent import records
 from phalanx.agent.attempts import Attempt, Attempts
-from phalanx.agent.gangs import GangKey, HeldGang, JobFacts
+from phalanx.agent.exports import Exports
+from phalanx.agent.facts import JobFacts
+from phalanx.agent.gangs import GangKey, HeldGang
 from phalanx.agent.outbox import Waiting
 from phalanx.agent.servers import ForkServers
 from phalanx.agent.slots import Slots
@@ -35,7 +37,7 @@ LOG = logging.getLogger(__name__)
 class Node:
     """The gangs of this node. Safe from any thread.
 
-    tell: takes what must reach train. folder: of the logs of ranks.
+    tell: takes what must reach train. folder: of the logs of ranks. exports: take the figures of rank 0.
     """
 
     def __init__(
@@ -46,11 +48,11 @@ class Node:
         attempts: Attempts,
         folder: Path,
         tell: Callable[[Waiting[Item]], None],
-        on_record: Callable[[GangKey, record_pb2.Record], None] = lambda key, record: None,
+        exports: Exports,
     ) -> None:
         self.node_id, self.attempts = node_id, attempts
         self._servers, self._slots, self._folder = servers, slots, folder
-        self._tell, self._on_record = tell, on_record
+        self._tell, self._exports = tell, exports
         self._lock = threading.Condition()
         self._starting: set[GangKey] = set()
         self._unwanted: set[GangKey] = set()
@@ -82,7 +84,7 @@ class Node:
         with self._lock:
             return self._gangs.get(key)
 
-    def start(self, attempt: Attempt, order: GangOrder, code_digest: str, job: JobFacts) -> HeldGang:
+    def start(self, attempt: Attempt, order: GangOrder, code_digest: str, facts: JobFacts) -> HeldGang:
         """Starts the ranks of an attempt; those of an older one are ended first. Raises Superseded for an attempt that
         is not the newest here, PhalanxError and OutsideError where the gang can't start, or was not wanted any more by
         the time it did.
@@ -94,7 +96,7 @@ class Node:
             self._starting.add(key)
         try:
             self._make_way(key)
-            held = self._hold(attempt, self._forked(attempt, order, code_digest, job), job)
+            held = self._hold(attempt, self._forked(attempt, order, code_digest, facts), facts)
         finally:
             with self._lock:
                 is_unwanted = key in self._unwanted or self._is_stopping
@@ -108,22 +110,24 @@ class Node:
         LOG.info("%s: ranks %s started (%s)", key, order.local_ranks, held.pids)
         return held
 
-    def _forked(self, attempt: Attempt, order: GangOrder, code_digest: str, job: JobFacts) -> Gang:
+    def _forked(self, attempt: Attempt, order: GangOrder, code_digest: str, facts: JobFacts) -> Gang:
         key = attempt.key
         environ = self._slots.take(key, len(order.local_ranks))
         self.attempts.open(attempt)
         try:
+            if 0 in order.local_ranks:
+                self._exports.open(key, facts)
             order = replace(order, environ={**order.environ, **environ})
-            return self._servers.start(key.job, code_digest, job.model_class, order)
+            return self._servers.start(key.job, code_digest, facts.model_class, order)
         except BaseException:
             self._let_go(key)
             raise
 
-    def _hold(self, attempt: Attempt, gang: Gang, job: JobFacts) -> HeldGang:
+    def _hold(self, attempt: Attempt, gang: Gang, facts: JobFacts) -> HeldGang:
         key = attempt.key
-        spec_digest, past = self._past.get(key.job, ("", {}))
-        known = past if spec_digest == job.spec_digest else {}
-        held = HeldGang(key, gang, self._on_event, self._on_end, known, job)
+        digest, past = self._past.get(key.job, ("", {}))
+        known = past if digest == facts.digest else {}
+        held = HeldGang(key, gang, self._on_event, self._on_end, known, facts)
         with self._lock:
             self._gangs[key] = held
             self._committed[key] = set()
@@ -194,6 +198,7 @@ class Node:
             held.end(grace_of(held))
         for held in gangs:
             self._await_end(held, grace_of(held))
+        self._exports.finish()
 
     def hurry(self) -> None:
         """Ends every gang at once, also one that was given a grace."""
@@ -216,6 +221,7 @@ class Node:
 
     def _on_event(self, held: HeldGang, event: Event) -> None:
         self._put(held.key, event, held.started_s)
+        self._exports.observe(held.key, event)
 
     def _put(self, key: GangKey, event: Event, started_s: float | None = None) -> None:
         held = self.gang(key)
@@ -226,7 +232,6 @@ class Node:
         if record is None or self._is_known(key, record):
             return
         self._tell(Waiting(key.job, key.attempt, record, is_droppable=records.is_droppable(record)))
-        self._on_record(key, record)
 
     def _is_known(self, key: GangKey, record: record_pb2.Record) -> bool:
         """Rank and agent may both tell of a commit."""
@@ -250,7 +255,7 @@ class Node:
             )
             self._gangs.pop(key, None)
             is_hang = outcome.first_cause is not None and outcome.first_cause.kind == "hang"
-            self._past[key.job] = (held.job.spec_digest, {} if is_hang else held.past)  # learned anew after a hang
+            self._past[key.job] = (held.facts.digest, {} if is_hang else held.past)  # learned anew after a hang
         self._let_go(key)
         self._tell(Waiting(key.job, key.attempt, ended, is_batched=False))
         LOG.info("%s ended: %s, %s", key, outcome.state, outcome.first_cause or "no cause")
@@ -258,6 +263,7 @@ class Node:
     def _let_go(self, key: GangKey) -> None:
         self.attempts.close(key)
         self._slots.free(key)
+        self._exports.close(key)
 
 
 STOP_SIGNAL, CHECKPOINT_SIGNAL = signal.SIGTERM, signal.SIGUSR1

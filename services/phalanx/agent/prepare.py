@@ -43,11 +43,11 @@ def answered(request: Mapping[str, Any]) -> dict[str, Any]:
 def prepared(request: Mapping[str, Any]) -> dict[str, Any]:
     """What `agent.v1.Prepared` holds. Raises PhalanxError for whatever the user must change."""
     from phalanx.spec import parse_job
-    from phalanx.trainer.preflight import prepare, to_arguments
+    from phalanx.trainer.preflight import Origin, prepare, to_arguments
 
     world_size = int(request["world_size"])
     job = parse_job(request["spec"], world_size)
-    found = prepare(job, world_size)
+    found = prepare(job, world_size, origin=Origin.from_json(request["origin"]) if request.get("origin") else None)
     return {
         "arguments": to_arguments(found),
         "identity_digest": found.identity_digest,

@@ -11,12 +11,18 @@ import sys
 import threading
 import time
 import uuid
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import grpc
 from google.protobuf.duration_pb2 import Duration
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2_grpc import (
+    MetricsServiceServicer,
+    add_MetricsServiceServicer_to_server,
+)
 
 from phalanx.api.agent.v1 import agent_service_pb2 as pb
 from phalanx.api.agent.v1.agent_service_pb2_grpc import AgentServiceServicer, add_AgentServiceServicer_to_server
@@ -64,9 +70,11 @@ class Train(AgentServiceServicer):
     hellos: list[pb.Hello] = field(default_factory=list)
     heartbeats: list[pb.Heartbeat] = field(default_factory=list)
     reports: list[pb.Report] = field(default_factory=list)
+    unique: dict[tuple[str, int], pb.Report] = field(default_factory=dict)
     answers: list[pb.Answer] = field(default_factory=list)
     contexts: list[grpc.ServicerContext] = field(default_factory=list)
-    orders: queue.Queue[pb.Order | None] = field(default_factory=queue.Queue)
+    streams: dict[str, grpc.ServicerContext] = field(default_factory=dict)
+    orders: dict[str, queue.Queue[pb.Order]] = field(default_factory=lambda: defaultdict(queue.Queue))
 
     def Connect(self, requests: Iterator[pb.ConnectRequest], context: grpc.ServicerContext):  # noqa: N802
         caller(context)
@@ -74,18 +82,20 @@ class Train(AgentServiceServicer):
         over, outgoing = ended(context), queue.Queue()
         hello = next(requests)
         assert hello.WhichOneof("message") == "hello"
+        node = hello.hello.node_id
+        self.streams[node] = context
         self.hellos.append(hello.hello)
-        threading.Thread(target=self._listen, args=(requests, outgoing), daemon=True).start()
+        threading.Thread(target=self._listen, args=(node, requests, outgoing), daemon=True).start()
         yield pb.ConnectResponse(welcome=pb.Welcome(lost_after=Duration(seconds=150)))
         while not over.is_set():
             with contextlib.suppress(queue.Empty):
                 yield outgoing.get(timeout=0.01)
-            if context is not self.contexts[-1]:
+            if context is not self.streams[node]:
                 return
             with contextlib.suppress(queue.Empty):
-                yield pb.ConnectResponse(order=self.orders.get_nowait())
+                yield pb.ConnectResponse(order=self.orders[node].get_nowait())
 
-    def _listen(self, requests: Iterator[pb.ConnectRequest], outgoing: queue.Queue) -> None:
+    def _listen(self, node: str, requests: Iterator[pb.ConnectRequest], outgoing: queue.Queue) -> None:
         try:
             for request in requests:
                 match request.WhichOneof("message"):
@@ -95,15 +105,21 @@ class Train(AgentServiceServicer):
                         self.answers.append(request.answer)
                     case "report":
                         self.reports.append(request.report)
+                        self.unique[node, request.report.number] = request.report
                         if self.acknowledges:
                             number = request.report.number
                             outgoing.put(pb.ConnectResponse(acknowledgement=pb.Acknowledgement(number=number)))
         except (grpc.RpcError, Exception):  # noqa: BLE001 - the stream is over
             return
 
-    def send(self, attempt: int = 1, order_id: str = "", deadline_s: float = 60.0, job: str = JOB, **order) -> str:
+    def send(
+        self, attempt: int = 1, order_id: str = "", deadline_s: float = 60.0, job: str = JOB, node: str = "", **order
+    ) -> str:
+        """To a node, or to the one that came last; the order's id."""
         order_id = order_id or uuid.uuid4().hex
-        self.orders.put(pb.Order(id=order_id, job=job, attempt=attempt, deadline=_duration(deadline_s), **order))
+        self.orders[node or self.hellos[-1].node_id].put(
+            pb.Order(id=order_id, job=job, attempt=attempt, deadline=_duration(deadline_s), **order)
+        )
         return order_id
 
     def ask(self, *, within_s: float = 60.0, **order) -> pb.Answer:
@@ -119,17 +135,20 @@ class Train(AgentServiceServicer):
 
     def records(self, kind: str, attempt: int = 1) -> list:
         """The events of that kind, once each, in the order of the reports' numbers."""
-        unique = {(report.number): report for report in self.reports}
         return [
             getattr(record, kind)
-            for _, report in sorted(unique.items())
+            for _, report in sorted(self.unique.items())
             for record in report.records.records
             if record.WhichOneof("event") == kind and record.attempt == attempt
         ]
 
     def ended(self, attempt: int = 1) -> pb.GangEnded | None:
-        told = [each.gang_ended for each in self.reports if each.HasField("gang_ended") and each.attempt == attempt]
+        told = self.ends(attempt)
         return told[0] if told else None
+
+    def ends(self, attempt: int = 1) -> list[pb.GangEnded]:
+        """Of all nodes, in the order in which they were told."""
+        return [each.gang_ended for each in self.reports if each.HasField("gang_ended") and each.attempt == attempt]
 
     def wait_ended(self, attempt: int = 1, within_s: float = 30.0) -> pb.GangEnded:
         wait_until(lambda: self.ended(attempt), within_s, f"the end of attempt {attempt}")
@@ -173,6 +192,22 @@ class Checkpoint(CheckpointServiceServicer):
 
 
 @dataclass
+class Receiver(MetricsServiceServicer):
+    """Takes figures by OTLP, as the monitor does. rows: figures by name, one mapping a row."""
+
+    rows: list[dict[str, float]] = field(default_factory=list)
+    jobs: set[str] = field(default_factory=set)
+
+    def Export(self, request, context):  # noqa: N802
+        assert caller(context).role is Role.AGENT
+        for each in request.resource_metrics:
+            self.jobs |= {item.value.string_value for item in each.resource.attributes if item.key == "phalanx.job"}
+            metrics = [metric for scope in each.scope_metrics for metric in scope.metrics]
+            self.rows.append({metric.name: metric.gauge.data_points[0].as_double for metric in metrics})
+        return ExportMetricsServiceResponse()
+
+
+@dataclass
 class World:
     """The three services on loopback, each with its server, which can be stopped and started again where it was."""
 
@@ -181,14 +216,25 @@ class World:
     train: Train = field(default_factory=Train)
     data: Data = field(default_factory=Data)
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    receiver: Receiver = field(default_factory=Receiver)
     servers: dict[str, Server] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
 
     def start(self, name: str) -> None:
-        service = {"train": self.train, "data": self.data, "checkpoint": self.checkpoint}[name]
+        services = {
+            "train": self.train,
+            "data": self.data,
+            "checkpoint": self.checkpoint,
+            "monitor": self.receiver,
+        }
+        service = services[name]
         add, methods = {
             "train": (add_AgentServiceServicer_to_server, ["/phalanx.api.agent.v1.AgentService/Connect"]),
             "data": (add_DataServiceServicer_to_server, ["/phalanx.api.data.v1.DataService/GetReadingPlan"]),
+            "monitor": (
+                add_MetricsServiceServicer_to_server,
+                ["/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"],
+            ),
             "checkpoint": (
                 add_CheckpointServiceServicer_to_server,
                 [

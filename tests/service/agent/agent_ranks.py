@@ -138,3 +138,30 @@ def renew_for_ever(context: RankContext) -> None:
             step += 1
             context.report("phase", name="step", step=step, deadline_s=60)
             time.sleep(0.02)
+
+
+def all_reduce(context: RankContext) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from phalanx.gang import init_process_group
+
+    init_process_group(context, 60)
+    value = torch.tensor([float(context.rank)])
+    dist.all_reduce(value)
+    dist.barrier()
+    dist.destroy_process_group()
+    context.report("finished", step=int(value.item()))
+
+
+def all_reduce_for_ever(context: RankContext) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from phalanx.gang import init_process_group
+
+    init_process_group(context, 60)
+    dist.all_reduce(torch.ones(1))
+    context.report("phase", name="step", step=1, deadline_s=60)
+    while True:
+        dist.all_reduce(torch.ones(1))

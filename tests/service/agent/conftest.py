@@ -15,10 +15,10 @@ from phalanx.rpc.testing import make_cluster
 
 @pytest.fixture
 def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Train, data and checkpoint, up and listening."""
+    """Train, data, checkpoint and a receiver of figures, up and listening."""
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     made = World(make_cluster(tmp_path / "cluster"), tmp_path)
-    for name in ("train", "data", "checkpoint"):
+    for name in ("train", "data", "checkpoint", "monitor"):
         made.start(name)
     yield made
     for name in list(made.servers):

@@ -128,7 +128,7 @@ def test_agent_order_to_end_a_superseded_gang_says_so(world, agent):
 def test_agent_gang_that_is_ended_before_it_has_started_never_lives(world):
     with Agent(world.agent_config(stop_grace_s=0.2), entry=ENTRY, preload=("agent_slow_module",)):
         start = world.train.send(start_gang=world.gang_order("wait_deaf"))
-        wait_until(lambda: world.train.orders.empty(), 10.0, "the order is on its way")
+        wait_until(lambda: world.train.orders[world.train.hellos[-1].node_id].empty(), 10.0, "the order is on its way")
         assert world.train.ask(end_gang=pb.EndGang(why="no longer wanted")).HasField("done")
         assert "before it had started" in world.train.answer_of(start).failure.cause.message
         again = world.train.ask(order_id=start, start_gang=world.gang_order("wait_deaf"))

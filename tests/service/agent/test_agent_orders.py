@@ -6,9 +6,12 @@ import os
 import signal
 
 from agent_kit import JOB, is_alive, wait_until
+from support.jobs import write_job
 
 from phalanx.api.agent.v1 import agent_service_pb2 as pb
 from phalanx.api.agent.v1 import record_pb2
+from phalanx.spec import load_job
+from phalanx.spec.job import plain
 
 
 def test_agent_hello_tells_what_the_node_has(world, agent):
@@ -85,8 +88,9 @@ def test_agent_hang_after_quick_steps_is_found_long_before_the_fixed_deadline(wo
     assert "learned from" in ended.cause.message
 
 
-def test_agent_hang_of_a_job_that_only_wants_to_be_told_ends_nothing(world, agent):
-    pids = world.start_gang("hang", job={"recovery": {"on_hang": "notify"}}).gang_started.pids
+def test_agent_hang_of_a_job_that_only_wants_to_be_told_ends_nothing(world, agent, tmp_path):
+    path = write_job(tmp_path, "file:///nowhere", more='[recovery]\non_hang = "notify"\n')
+    pids = world.start_gang("hang", job=plain(load_job(path))).gang_started.pids
     wait_until(lambda: world.train.records("error"), 15.0, "told of the hang")
     (told,) = world.train.records("error")
     assert (told.kind, told.rank) == (record_pb2.CAUSE_KIND_HANG, 1) and "a_long_nap" in told.where

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from agent_kit import World, wait_until
+from agent_kit import JOB, World, wait_until
 from support.jobs import prepared_corpus, write_job
 
 from phalanx.agent.agent import Agent
@@ -107,6 +107,10 @@ def test_agent_real_job_trains_stops_with_a_checkpoint_and_goes_on_from_it(world
     ended_again = world.train.wait_ended(second, within_s=60.0)
     assert (ended_again.state, ended_again.last_step) == (pb.GANG_STATE_FINISHED, ended.last_step + 5), ended_again
     assert [each.step for each in world.train.records("opened", second)] == [ended.last_step] * 2
+    rows = [json.loads(line) for line in (tmp_path / "metrics" / "tiny" / "metrics.jsonl").read_text().splitlines()]
+    wait_until(lambda: len(world.receiver.rows) > ended.last_step, 10.0, "figures at the monitor")
+    assert world.receiver.jobs == {JOB}
+    assert {row["step"] for row in rows if "step" in row} == set(range(1, ended.last_step + 6))
     live = [checkpoint.step for checkpoint in Lineage(job_store(job)).checkpoints()]
     assert live[-1] == ended.last_step + 5
 
