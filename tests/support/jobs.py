@@ -343,9 +343,9 @@ def newest_tensors(path: Path) -> dict[str, np.ndarray]:
     return load(job_folder(path).as_uri())
 
 
-def losses_of(path: Path) -> dict[int, float]:
+def losses_of(path: Path, *overrides: str) -> dict[int, float]:
     """The loss of each step on the live chain."""
-    rows = (steps for _, steps in lineage_of(path).live_records())
+    rows = (steps for _, steps in lineage_of(path, *overrides).live_records())
     return {int(step): float(loss) for each in rows for step, loss in zip(each.step, each.loss, strict=True)}
 
 

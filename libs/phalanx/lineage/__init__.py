@@ -7,12 +7,14 @@ object storage.
 
 from phalanx.lineage.chain import Link, live_chain, live_checkpoints
 from phalanx.lineage.errors import DamagedObject
+from phalanx.lineage.job import position_after
 from phalanx.lineage.journal import journal_digest, live_journal
 from phalanx.lineage.records import StepRows, WindowRows
 from phalanx.lineage.store import Lineage
 from phalanx.lineage.values import (
     Attempt,
     CheckpointRef,
+    ForkPoint,
     JobRecord,
     JournalEntry,
     LoaderState,
@@ -25,6 +27,7 @@ __all__ = [
     "Attempt",
     "CheckpointRef",
     "DamagedObject",
+    "ForkPoint",
     "JobRecord",
     "JournalEntry",
     "Lineage",
@@ -39,4 +42,5 @@ __all__ = [
     "live_chain",
     "live_checkpoints",
     "live_journal",
+    "position_after",
 ]

@@ -31,6 +31,8 @@ _ADAPTERS: Final[Mapping[type, TypeAdapter[Any]]] = {kind: TypeAdapter(kind) for
 def encode(value: JobRecord | Attempt | JournalEntry | Manifest) -> bytes:
     """The bytes that store `value`."""
     content = asdict(value)
+    if isinstance(value, JobRecord) and value.origin is None:
+        del content["origin"]  # as it was before there were forks
     return canonical_json({"format": FORMATS[type(value)], "digest": digest_of(content), "content": content})
 
 

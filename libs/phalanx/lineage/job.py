@@ -4,22 +4,14 @@ differs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage.values import JobRecord
+from phalanx.lineage.values import ForkPoint, JobRecord
+from phalanx.spec.changes import flattened
 
 _ABSENT = object()
-
-
-def flattened(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of each leaf of nested mappings."""
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from flattened(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", list(value) if isinstance(value, tuple) else value
 
 
 def identity_differences(stored: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, ...]:
@@ -47,3 +39,23 @@ def require_same_identity(stored: JobRecord, given: JobRecord, url: str) -> None
         expected="the identity with which the job was created",
         remedy="set these keys back, or give the job another [job] name to start a new one",
     )
+
+
+def require_same_origin(stored: JobRecord, given: JobRecord, url: str) -> None:
+    """Raises PhalanxError where `given` names another beginning than the job at `url` has; none is no other."""
+    if given.origin is not None and stored.origin != given.origin:
+        raise PhalanxError(
+            f"job at {url}",
+            value="a job that begins anew" if stored.origin is None else str(stored.origin),
+            expected=f"a job that was forked from {given.origin}",
+            remedy="give the job another [job] name",
+        )
+
+
+def position_after(step: int, global_batch_size: int, origin: ForkPoint | None) -> int:
+    """First window position that a job has not read after `step`: its steps read batch after batch, a fork's from
+    where its origin stood.
+    """
+    if origin is None:
+        return step * global_batch_size
+    return origin.position + (step - origin.step) * global_batch_size

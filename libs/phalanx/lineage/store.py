@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from phalanx.core.digest import xxh3
@@ -19,12 +20,13 @@ from phalanx.lineage import keys
 from phalanx.lineage.chain import Link, walk
 from phalanx.lineage.encoding import Stored, decode, encode
 from phalanx.lineage.errors import DamagedObject
-from phalanx.lineage.job import require_same_identity
+from phalanx.lineage.job import require_same_identity, require_same_origin
 from phalanx.lineage.journal import journal_digest
 from phalanx.lineage.records import StepRows, WindowRows, decode_records, encode_records
 from phalanx.lineage.values import (
     Attempt,
     CheckpointRef,
+    ForkPoint,
     JobRecord,
     JournalEntry,
     Manifest,
@@ -55,18 +57,25 @@ class Lineage:
     # The job.
 
     def create_job(
-        self, *, request_id: str, spec: Mapping[str, Any], identity: Mapping[str, Any], identity_digest: str
+        self,
+        *,
+        request_id: str,
+        spec: Mapping[str, Any],
+        identity: Mapping[str, Any],
+        identity_digest: str,
+        origin: ForkPoint | None = None,
     ) -> JobRecord:
         """Creates the job, or continues the one that is there if its identity is the same; returns what is stored.
 
-        Raises PhalanxError, naming the keys that differ, where a job of another identity has this name.
+        Raises PhalanxError, naming the keys that differ, where a job of another identity or origin has this name.
         """
-        job = JobRecord(request_id, dict(spec), dict(identity), identity_digest)
+        job = JobRecord(request_id, dict(spec), dict(identity), identity_digest, origin)
         try:
             self._store.create(keys.JOB, encode(job))
         except ObjectExists:
             stored = self._read(JobRecord, keys.JOB)
             require_same_identity(stored, job, self._store.url)
+            require_same_origin(stored, job, self._store.url)
             return stored
         return job
 
@@ -108,14 +117,17 @@ class Lineage:
         the beginning).
 
         From the moment in which this returns nothing that an older attempt writes can become live. Another opener that
-        takes the number first makes this one read anew. Raises PhalanxError if the parent has another identity,
-        DamagedObject if the parent's manifest is damaged (`.checkpoint` then says what to avoid).
+        takes the number first makes this one read anew. Raises PhalanxError if the parent has another identity, or
+        if a fork has no checkpoint to start from; DamagedObject if the parent's manifest is damaged (`.checkpoint` then
+        says what to avoid).
         """
         request_id = self._new_request_id()
         while True:
             number, parent, link = self._next_parent(avoid)
             if parent is not None:
                 self._require_identity(parent, identity_digest)
+            else:
+                self._require_no_origin()
             entries, journal = self._inherited(parent, link)
             attempt = Attempt(
                 number,
@@ -129,6 +141,24 @@ class Lineage:
             )
             if self._created(keys.attempt(number), encode(attempt)):
                 return attempt
+
+    def open_import(self, origin: ForkPoint, *, code_digest: str, identity_digest: str) -> Attempt:
+        """Opens the first attempt of a fork, which trains nothing: the copy of its origin's checkpoint lies below it.
+        Said twice it is one. Raises PhalanxError where the job has begun in another way.
+        """
+        placement = {"import": asdict(origin)}
+        none = journal_digest(())
+        attempt = Attempt(1, None, (), none, code_digest, identity_digest, placement, f"import of {origin}")
+        if self._created(keys.attempt(1), encode(attempt)):
+            return attempt
+        found = self._attempt(1)
+        if (found.placement, found.identity_digest) != (placement, identity_digest):
+            raise PhalanxError(
+                f"job at {self._store.url}",
+                expected=f"one whose first attempt is the import of {origin}",
+                remedy="give the job another [job] name",
+            )
+        return found
 
     # The journal.
 
@@ -359,6 +389,16 @@ class Lineage:
                 value=found,
                 expected=f"the identity {identity_digest} of this job",
                 remedy="give the job another [job] name to start a new one",
+            )
+
+    def _require_no_origin(self) -> None:
+        """A fork never starts from nothing: that would be another run than the one that was asked for."""
+        job = self.read_job()
+        if job is not None and job.origin is not None:
+            raise PhalanxError(
+                f"job at {self._store.url}",
+                expected=f"a checkpoint to start from, at least the copy of {job.origin}",
+                remedy="fork again: under this name where the copy was not finished, under another where it is damaged",
             )
 
     def _inherited(

@@ -126,12 +126,29 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkPoint:
+    """The checkpoint of another job from which a job begins. position: where that one's loader stood. Steps and
+    positions before it are the other job's.
+    """
+
+    project: str
+    uid: str
+    attempt: Ordinal
+    step: Count
+    position: Count
+
+    def __str__(self) -> str:
+        return f"attempt {self.attempt} step {self.step} of projects/{self.project}/jobs/{self.uid}"
+
+
+@dataclass(frozen=True, slots=True)
 class JobRecord:
     """The job as it was first created: request id, resolved spec, identity (as dict, to name what differs) and its
-    digest.
+    digest. origin: None for a job that begins from nothing (then it is not stored).
     """
 
     request_id: str
     spec: Mapping[str, Any]
     identity: Mapping[str, Any]
     identity_digest: Digest
+    origin: ForkPoint | None = None

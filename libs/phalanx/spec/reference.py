@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from phalanx.spec.changes import When, when
 from phalanx.spec.job import Job
-from phalanx.spec.keys import KeyInfo, Mark, walk_sections
+from phalanx.spec.keys import KeyInfo, walk_sections
 from phalanx.spec.names import all_keys
 from phalanx.spec.presets import PRESETS
 
@@ -68,21 +69,13 @@ def _experts(shape: Mapping[str, Any]) -> str:
 
 def _changes() -> str:
     """Which keys may change on resume, on fork, never."""
-    keys = all_keys()
-    names = [key for key in keys if key.section == "job"]
-    resume = [key for key in keys if key.mark in (Mark.PLACEMENT, Mark.FREE) and key not in names]
-    journaled = [key for key in keys if key.mark == Mark.JOURNALED]
-    fork = [key for key in keys if key.mark == Mark.IDENTITY and not key.changes_shapes]
-    never = [key for key in keys if key.mark == Mark.IDENTITY and key.changes_shapes]
+    rows = [f"| {each.value} | {_names(key for key in all_keys() if when(key) is each)} |\n" for each in When]
     return (
         "## What may change\n\n| when | keys |\n|---|---|\n"
-        f"| on resume | {_names(resume)} |\n"
-        f"| by starting another job | {_names(names)} |\n"
-        f"| during a run, by its journal | {_names(journaled)} |\n"
-        f"| on fork, besides all of these | {_names(fork)} |\n"
-        f"| never: they change the shapes of tensors | {_names(never)} |\n\n"
+        f"{''.join(rows)}\n"
         "`model.preset` is free because only what it resolves to counts. "
-        "With `model.class` set all of `[model.args]` is identity.\n"
+        "With `model.class` set all of `[model.args]` is identity, and may not change on fork either: "
+        "what it does to shapes is the class's own affair.\n"
     )
 
 

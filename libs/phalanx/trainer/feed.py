@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from phalanx.lineage import LoaderState
 from phalanx.parallel import SlotBatch
 from phalanx.stream.batch import slots
 from phalanx.stream.windows import WindowBatch, WindowReader
@@ -75,11 +76,18 @@ def read_slots(
     return to_device(windows, len(positions), device), windows
 
 
-class Feed:
-    """Batches in step order; the next one is read while the current one trains."""
+def advanced(start: LoaderState, step: int, global_batch_size: int) -> LoaderState:
+    """Where a loader that stood at `start` stands after `step`."""
+    return LoaderState(step, start.position + (step - start.step) * global_batch_size)
 
-    def __init__(self, reader: WindowReader, shape: BatchShape, device: torch.device, plan: Plan) -> None:
-        self._reader, self._shape, self._device = reader, shape, device
+
+class Feed:
+    """Batches in step order; the next one is read while the current one trains. start: where the attempt begins."""
+
+    def __init__(
+        self, reader: WindowReader, shape: BatchShape, device: torch.device, plan: Plan, start: LoaderState
+    ) -> None:
+        self._reader, self._shape, self._device, self._start = reader, shape, device, start
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._ahead: dict[int, Future[Any]] = {}
         self._plan = plan
@@ -106,7 +114,7 @@ class Feed:
         return StepInput(batch, valid_tokens, windows, wait_s)
 
     def _read(self, step: int) -> tuple[SlotBatch, WindowBatch, int]:
-        first = (step - 1) * self._shape.global_batch_size
+        first = advanced(self._start, step - 1, self._shape.global_batch_size).position
         batch, windows = read_slots(self._reader, first, self._shape, self._device)
         valid = self._reader.valid_targets(np.arange(first, first + self._shape.global_batch_size, dtype=np.int64))
         return batch, windows, valid

@@ -16,9 +16,11 @@ from typing import Any
 
 from phalanx.core.digest import canonical_json, digest_of, xxh3
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage import CheckpointRef, JobRecord, Lineage, ObjectRef, RecordsName, keys
+from phalanx.lineage import CheckpointRef, DamagedObject, ForkPoint, JobRecord, Lineage, ObjectRef, RecordsName, keys
 from phalanx.lineage.store import MAX_MANIFEST_BYTES
+from phalanx.snapshot.fork import import_checkpoint
 from phalanx.spec import Job, Layout, parse_job
+from phalanx.spec.changes import require_forkable
 from phalanx.spec.job import plain
 from phalanx.spec.unbuilt import refuse_unbuilt
 from phalanx.stream.manifest import Split, open_split, refuse_held_out
@@ -39,15 +41,32 @@ class Prepared:
     warnings: tuple[str, ...] = ()
 
 
-def prepare(job: Job, world_size: int, *, is_first: bool = True) -> Prepared:
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a job is forked from: another job, and the attempt and step of a checkpoint of it."""
+
+    job: Job
+    attempt: int
+    step: int
+
+    @staticmethod
+    def from_json(fields: Mapping[str, Any]) -> Origin:
+        """fields: `spec` (the other job's file, resolved), `attempt`, `step`."""
+        return Origin(parse_job(fields["spec"], where="job of the origin"), int(fields["attempt"]), int(fields["step"]))
+
+
+def prepare(job: Job, world_size: int, *, is_first: bool = True, origin: Origin | None = None) -> Prepared:
     """Checks everything and creates the job in storage, or continues the one that is there. `warnings`: what is true of
     the storage and must be told.
 
-    is_first: where several processes prepare one job, one of them alone tries the storage.
+    is_first: where several processes prepare one job, one of them alone tries the storage. origin: of a fork; its
+    checkpoint is copied, unless that is done, so a process that is killed meanwhile is simply run again.
     Raises PhalanxError (or Problems) for whatever the user must change, StoreError where storage does not answer.
     """
     layout = job.layout(world_size)
     refuse_unbuilt(job, layout)
+    if origin is not None:
+        require_forkable(origin.job, job)
     _check_manifest_fits(layout)
     split = _training_split(job)
     _check_held_out(job, split)
@@ -57,13 +76,19 @@ def prepare(job: Job, world_size: int, *, is_first: bool = True) -> Prepared:
     _check_folders(job)
     identity_digest = job.identity_digest({"train": split.digest})
     warnings = warnings_of(job_store(job)) if is_first else ()
-    _create_job(job, identity_digest, split)
+    code = code_digest(job.model.class_)
+    point = None if origin is None else _fork_point(job, origin)
+    _create_job(job, identity_digest, split, point)
+    if origin is not None and point is not None:
+        import_checkpoint(
+            job_store(origin.job), job_store(job), point, code_digest=code, identity_digest=identity_digest
+        )
     return Prepared(
         job=job,
         layout=layout,
         identity_digest=identity_digest,
         placement_digest=digest_of(job.placement(world_size)),
-        code_digest=code_digest(job.model.class_),
+        code_digest=code,
         warnings=warnings,
     )
 
@@ -104,7 +129,26 @@ def _check_folders(job: Job) -> None:
         )
 
 
-def _create_job(job: Job, identity_digest: str, split: Split) -> JobRecord:
+def _fork_point(job: Job, origin: Origin) -> ForkPoint:
+    """The checkpoint that is copied. Where the job knows it already, the other job need not have it any more."""
+    name, ref = origin.job.job, CheckpointRef(origin.attempt, origin.step)
+    stored = Lineage(job_store(job)).read_job()
+    if stored is not None and stored.origin is not None:
+        known = stored.origin
+        if (known.project, known.uid, known.attempt, known.step) == (name.project, name.name, ref.attempt, ref.step):
+            return known
+    try:
+        manifest = Lineage(job_store(origin.job)).manifest(ref)
+    except DamagedObject as error:
+        raise PhalanxError(
+            f"checkpoint {ref} of projects/{name.project}/jobs/{name.name}",
+            expected=f"one that can be copied: {error}",
+            remedy="fork from another checkpoint (`phalanx checkpoint list`)",
+        ) from error
+    return ForkPoint(name.project, name.name, ref.attempt, ref.step, manifest.loader.position)
+
+
+def _create_job(job: Job, identity_digest: str, split: Split, origin: ForkPoint | None) -> JobRecord:
     return Lineage(job_store(job)).create_job(
         request_id=uuid.uuid4().hex,
         spec=plain(job),
@@ -115,6 +159,7 @@ def _create_job(job: Job, identity_digest: str, split: Split) -> JobRecord:
             "tokenizer": {"digest": split.tokenizer_digest, "eos_id": split.eos_id},
         },
         identity_digest=identity_digest,
+        origin=origin,
     )
 
 

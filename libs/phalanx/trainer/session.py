@@ -23,7 +23,7 @@ from phalanx.stream.manifest import open_split
 from phalanx.stream.windows import WindowReader
 from phalanx.trainer.control import Control, Opening
 from phalanx.trainer.evaluator import Evaluator
-from phalanx.trainer.feed import BatchShape, Feed
+from phalanx.trainer.feed import BatchShape, Feed, advanced
 from phalanx.trainer.optimizer import MOMENTS, Optimizer
 from phalanx.trainer.phases import Phases
 from phalanx.trainer.places import order_of, store_at
@@ -37,9 +37,7 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Session:
-    """One rank's training, ready for the step after `step`. position: window position at which that step's batch
-    starts.
-    """
+    """One rank's training, ready for the step after `step`. start: where the attempt's loader began."""
 
     prepared: Prepared
     rank: int
@@ -55,6 +53,7 @@ class Session:
     phases: Phases
     report: Callable[..., None]
     step_times: StepTimes
+    start: LoaderState
     step: int
 
     def state(self) -> list[HeldTensor]:
@@ -99,7 +98,8 @@ def build_session(
     opening = control.open()
     require_one_attempt(opening.attempt, device)
     parent = opening.parent
-    start_step = parent.step if parent is not None else 0
+    start = parent.loader if parent is not None else LoaderState(0, 0)
+    start_step = start.step
     report("opened", attempt=opening.attempt, step=start_step)
     mesh = build_mesh(layout, device, schedule=job.parallel.schedule)
     model = ParallelModel(job, layout, mesh, device, initialise=parent is None)
@@ -119,7 +119,7 @@ def build_session(
         mesh=mesh,
         model=model,
         optimizer=optimizer,
-        feed=Feed(reader_of(prepared, job.data.train), shape, device, opening.plan),
+        feed=Feed(reader_of(prepared, job.data.train), shape, device, opening.plan, start),
         recorder=recorder,
         saver=_saver(prepared, opening, control, writer, recorder, lambda: state_of(model, optimizer)),
         evaluator=_evaluator(prepared, model, shape, device),
@@ -128,6 +128,7 @@ def build_session(
         phases=phases,
         report=report,
         step_times=StepTimes(report if reports_step_times else None),
+        start=start,
         step=start_step,
     )
 
@@ -223,4 +224,4 @@ def tell_damage(parent: Manifest, damage: DamagedObject, control: Control, repor
 
 def loader_state(session: Session) -> LoaderState:
     """Where the loader stands after `session.step`."""
-    return LoaderState(session.step, session.step * session.prepared.job.training.global_batch_size)
+    return advanced(session.start, session.step, session.prepared.job.training.global_batch_size)

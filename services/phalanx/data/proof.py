@@ -21,7 +21,7 @@ import numpy.typing as npt
 import xxhash
 
 from phalanx.data.left_out import LeftOut, left_out_by
-from phalanx.lineage import Lineage, WindowRows
+from phalanx.lineage import Lineage, LoaderState, WindowRows
 from phalanx.stream.order import SegmentColumns
 from phalanx.stream.spans import hold
 
@@ -63,7 +63,8 @@ class ShardCache:
 class Proof:
     """What the check found on the live chain up to its newest checkpoint.
 
-    steps: that checkpoint's. windows: positions that must occur. samples_missing, samples_repeated: windows that do not
+    steps: that checkpoint's; the first `origin_steps` of them are those of the job that this one was forked from, and
+    are proven there. windows: positions that must occur. samples_missing, samples_repeated: windows that do not
     occur, and occurrences beyond the first. bytes_compared: of tokens, as the second reading has them. num_mismatches:
     everything else that is wrong, the first MAX_NAMED of it in `mismatches`, a sentence each. steps_redone: steps that
     attempts did beyond the live chain. windows_left_out: those that the journal takes out. windows_not_compared: read
@@ -80,11 +81,14 @@ class Proof:
     steps_redone: int
     windows_left_out: int = 0
     windows_not_compared: int = 0
+    origin_steps: int = 0
 
     @property
     def ok(self) -> bool:
         """Whether there is something to prove, and it holds."""
-        return self.steps > 0 and not (self.samples_missing or self.samples_repeated or self.num_mismatches)
+        return self.steps > self.origin_steps and not (
+            self.samples_missing or self.samples_repeated or self.num_mismatches
+        )
 
 
 def prove(
@@ -107,12 +111,13 @@ def prove(
     Raises DamagedObject for records that cannot be read.
     """
     found = _Mismatches()
-    steps, windows = _extent(lineage, global_batch_size, found)
+    start = _start(lineage)
+    steps, windows = _extent(lineage, start, global_batch_size, found)
     seen = np.zeros(windows, np.uint16)
     spans, left_out = Spans(), left_out_by(lineage)
     bytes_compared, num_left_out, not_compared = 0, 0, set[int]()
     for rows, _ in lineage.live_records():
-        _check_positions(rows, seen, global_batch_size, found)
+        _check_positions(rows, start, seen, global_batch_size, found)
         num_left_out += _check_weights(rows, left_out, found)
         complete = _check_segments(rows, spans, seq_len, epoch_tokens, found)
         if segments_of is not None:
@@ -128,6 +133,7 @@ def prove(
         num_mismatches=found.count,
         mismatches=tuple(found.named),
         steps_redone=count_redone_steps(lineage, progress or {}),
+        origin_steps=start.step,
         windows_left_out=num_left_out,
         windows_not_compared=len(not_compared),
     )
@@ -163,28 +169,40 @@ class _Mismatches:
                 self.named.append(sentence)
 
 
-def _extent(lineage: Lineage, global_batch_size: int | None, found: _Mismatches) -> tuple[int, int]:
-    """Steps and windows up to the newest live checkpoint."""
+def _start(lineage: Lineage) -> LoaderState:
+    """Where the job's own reading begins: a fork's where its origin stood."""
+    job = lineage.read_job()
+    origin = job.origin if job is not None else None
+    return LoaderState(0, 0) if origin is None else LoaderState(origin.step, origin.position)
+
+
+def _extent(lineage: Lineage, start: LoaderState, global_batch_size: int | None, found: _Mismatches) -> tuple[int, int]:
+    """The step of the newest live checkpoint, and the windows from `start` up to it."""
     live = lineage.checkpoints()
     if not live:
-        return 0, 0
+        return start.step, 0
     loader = lineage.manifest(live[-1]).loader
     if global_batch_size is None:
-        return loader.step, loader.position
-    windows = loader.step * global_batch_size
-    if loader.position != windows:
+        return loader.step, loader.position - start.position
+    windows = (loader.step - start.step) * global_batch_size
+    if loader.position != start.position + windows:
         found.add([f"checkpoint {live[-1]} stands at position {loader.position}, but its steps have {windows} windows"])
     return loader.step, windows
 
 
-def _check_positions(rows: WindowRows, seen: npt.NDArray[np.uint16], batch: int | None, found: _Mismatches) -> None:
-    outside = rows.position >= len(seen)
+def _check_positions(
+    rows: WindowRows, start: LoaderState, seen: npt.NDArray[np.uint16], batch: int | None, found: _Mismatches
+) -> None:
+    """Counts each window in `seen`, whose first is the one at `start`."""
+    place = rows.position - start.position
+    outside = (place < 0) | (place >= len(seen))
     found.add(f"window {p} lies beyond the {len(seen)} windows of the live chain" for p in rows.position[outside])
-    np.add.at(seen, rows.position[~outside], 1)
+    np.add.at(seen, place[~outside], 1)
     if batch is not None:
-        wrong = rows.position // batch + 1 != rows.step
-        pairs = zip(rows.position[wrong], rows.step[wrong], strict=True)
-        found.add(f"window {p} was read in step {s}, but belongs to step {p // batch + 1}" for p, s in pairs)
+        right = place // batch + 1 + start.step
+        wrong = right != rows.step
+        triples = zip(rows.position[wrong], rows.step[wrong], right[wrong], strict=True)
+        found.add(f"window {p} was read in step {s}, but belongs to step {r}" for p, s, r in triples)
 
 
 def _check_weights(rows: WindowRows, left_out: LeftOut, found: _Mismatches) -> int:
