@@ -97,12 +97,10 @@ class Catalog:
         self._outlooks, self._database = outlooks, database
 
     def views(self, job: HostedJob) -> tuple[View, ...]:
-        """Every checkpoint and every open save, by attempt and step."""
-        return self.views_of(job, self._outlooks.look(job))
-
-    def views_of(self, job: HostedJob, outlook: Outlook) -> tuple[View, ...]:
-        """What the outlook says; brings the database in line with it."""
+        """Every checkpoint and every open save, by attempt and step; brings the database in line with storage."""
+        # What was known before the look and is not seen by it is gone; what is committed meanwhile is not dropped.
         entries = self._database.catalog(job.name)
+        outlook = self._outlooks.look(job)
         facts = outlook.facts
         self._database.drop(job.name, entries.keys() - facts.committed)
         over = {ref for ref in outlook.begun | outlook.aborted if ref.attempt < facts.newest_attempt}
@@ -116,10 +114,9 @@ class Catalog:
         views += [View(ref, State.OPEN, None, 0, 0, None) for ref in open_saves - facts.parents().keys()]
         return tuple(sorted(views, key=lambda view: view.ref))
 
-    def committed(self, job: HostedJob, ref: CheckpointRef) -> View:
+    def committed(self, job: HostedJob, ref: CheckpointRef, entry: Entry) -> View:
         """What a checkpoint that was committed just now is: an attempt that was opened meanwhile may have left it."""
         is_live = any(link.attempt.number == ref.attempt and link.has_step(ref.step) for link in job.lineage.chain())
-        entry = self._database.catalog(job.name)[ref]
         state = State.LIVE if is_live else State.DEAD
         return View(ref, state, None, entry.num_bytes, entry.world_size, entry.created)
 

@@ -13,11 +13,12 @@ import logging
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from phalanx.checkpoint.holds import Holds
 from phalanx.checkpoint.jobs import HostedJob
-from phalanx.checkpoint.store import ABORTED, BEGUN, Database
+from phalanx.checkpoint.store import ABORTED, BEGUN, Database, Entry
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, Manifest, keys
 from phalanx.lineage.damage import report_damage
@@ -30,6 +31,14 @@ COMMIT_DEADLINE_S, MAX_COMMITS, MAX_WAITING = 600.0, 64, 1024
 _LOG = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A checkpoint that exists, and what the catalog says of it."""
+
+    manifest: Manifest
+    entry: Entry
+
+
 class Commits:
     """The commits of one process."""
 
@@ -37,7 +46,7 @@ class Commits:
         self._database, self._holds, self._max_commits = database, holds, max_commits
         self._places = threading.BoundedSemaphore(max_commits)
         self._lock = threading.Lock()
-        self._flights: dict[tuple[JobName, CheckpointRef], Future[Manifest]] = {}
+        self._flights: dict[tuple[JobName, CheckpointRef], Future[Committed]] = {}
 
     @property
     def num_in_flight(self) -> int:
@@ -71,9 +80,9 @@ class Commits:
             )
         self._database.set_save(job.name, ref, ABORTED)
 
-    def commit(self, job: HostedJob, draft: Manifest, deadline_s: float) -> Future[Manifest]:
-        """The commit of the draft, begun now or under way already; its result is the manifest as stored, which may be
-        that of another draft (see `require_same`). Raises Superseded for an older attempt.
+    def commit(self, job: HostedJob, draft: Manifest, deadline_s: float) -> Future[Committed]:
+        """The commit of the draft, begun now or under way already; its result may be that of another draft (see
+        `require_same`). Raises Superseded for an older attempt.
         """
         require_newest(job.lineage, draft.attempt)
         key = (job.name, draft.ref)
@@ -90,22 +99,22 @@ class Commits:
         threading.Thread(target=self._fly, args=(job, draft, end_s, flight), name="commit", daemon=True).start()
         return flight
 
-    def _fly(self, job: HostedJob, draft: Manifest, end_s: float, flight: Future[Manifest]) -> None:
+    def _fly(self, job: HostedJob, draft: Manifest, end_s: float, flight: Future[Committed]) -> None:
         try:
-            manifest = self._committed(job, draft, end_s)
+            committed = self._committed(job, draft, end_s)
         except Exception as error:  # noqa: BLE001 - raised again by whoever waits for the flight
             self._land(job, draft)
             _LOG.warning("commit of %s of %s failed: %s", draft.ref, job.name, error)
             flight.set_exception(error)
         else:
             self._land(job, draft)
-            flight.set_result(manifest)
+            flight.set_result(committed)
 
     def _land(self, job: HostedJob, draft: Manifest) -> None:
         with self._lock:
             del self._flights[(job.name, draft.ref)]
 
-    def _committed(self, job: HostedJob, draft: Manifest, end_s: float) -> Manifest:
+    def _committed(self, job: HostedJob, draft: Manifest, end_s: float) -> Committed:
         if not self._places.acquire(timeout=max(0.0, end_s - time.monotonic())):
             others = f"{self._max_commits} other commits left no place within its deadline"
             raise Unavailable(f"checkpoint {draft.ref}: {others}")
@@ -116,8 +125,10 @@ class Commits:
                 if manifest is None:
                     manifest = _commit(job, draft, max(0.0, end_s - time.monotonic()))
                 num_bytes = tensor_bytes(job.store, draft.ref)
-                self._database.note(job.name, draft.ref, num_bytes, manifest.world_size, datetime.now(UTC))
-                return manifest
+                now = datetime.now(UTC)
+                return Committed(
+                    manifest, self._database.note(job.name, draft.ref, num_bytes, manifest.world_size, now)
+                )
         finally:
             self._places.release()
 

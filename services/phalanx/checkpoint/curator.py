@@ -224,7 +224,7 @@ class Curator:
 
     def _collect_safely(self, job: HostedJob) -> None:
         try:
-            self._catalog.views_of(job, self._outlooks.look(job))
+            self._catalog.views(job)
             self.collect(job)
         except (OutsideError, PhalanxError) as error:
             self._failed(str(job.name), error)

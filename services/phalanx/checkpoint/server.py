@@ -54,11 +54,14 @@ class CheckpointServicer(CheckpointServiceServicer):
         if not flight.done():
             raise TimedOut(f"checkpoint {draft.ref} is still being committed; ask again")
         try:
-            require_same(draft, flight.result())
+            done = flight.result()
+            require_same(draft, done.manifest)
         except (IncompleteCheckpoint, DamagedObject) as error:
             # Not UNAVAILABLE: asking again would not mend it.
             context.abort(grpc.StatusCode.ABORTED, str(error))
-        return pb.CommitCheckpointResponse(checkpoint=self._shown(job, self._catalog.committed(job, draft.ref)))
+        return pb.CommitCheckpointResponse(
+            checkpoint=self._shown(job, self._catalog.committed(job, draft.ref, done.entry))
+        )
 
     def AbortCheckpoint(  # noqa: N802
         self, request: pb.AbortCheckpointRequest, context: grpc.ServicerContext

@@ -209,7 +209,7 @@ class Histories(RuleBasedStateMachine):
         return sorted(step for windows, _ in self.lineage.live_records() for step in windows.step.tolist())
 
     def committable(self):
-        """Written saves that a rank of the newest attempt may commit: they were announced, or nothing later is there."""
+        """Written saves of the newest attempt that may be committed: announced, or with nothing later there."""
         return sorted(ref for ref in self.written if ref.attempt == self.attempt and self.is_open(ref))
 
     def is_open(self, ref):
