@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from phalanx.rpc import AGENTS, EVERYONE, OPERATORS, VIEWERS, Access, Caller, Denied, Role
+from phalanx.rpc import AGENTS, EVERYONE, OPERATORS, Access, Caller, Denied, Role
 
 SERVICE: Final = "phalanx.api.data.v1.DataService"
 ACCESS: Final[Access] = {
@@ -13,7 +13,7 @@ ACCESS: Final[Access] = {
     f"/{SERVICE}/ListDatasets": EVERYONE,
     f"/{SERVICE}/GetReadingPlan": AGENTS,
     f"/{SERVICE}/ReportDamage": AGENTS,
-    f"/{SERVICE}/ListDamage": VIEWERS | AGENTS,
+    f"/{SERVICE}/ListDamage": EVERYONE,
 }
 
 
