@@ -1,3 +1,3 @@
-"""The data service's libraries: preparation of text into shards, and read-only looks at datasets (catalog,
-verification, traces).
+"""The data service (README.md): catalog, reading plans, damage decisions; and what works without it: text into shards,
+read-only looks at datasets, the proof of a run.
 """
