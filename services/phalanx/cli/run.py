@@ -120,7 +120,7 @@ def _exit_code(name: str, outcome: GangOutcome) -> int:
     if outcome.state == "failed":
         cause = outcome.first_cause
         assert cause is not None, "a failed run has a first cause"
-        is_mistake = cause.kind == "user_error"
+        is_mistake = cause.kind in ("user_error", "superseded")
         sys.stderr.write(f"phalanx: {cause.message if is_mistake else f'{name} failed: {cause}'}\n")
         return 2 if is_mistake else 1
     return STOPPED_EXIT_CODE if outcome.state == "stopped" else 0

@@ -180,3 +180,13 @@ def test_first_of_hosts_nobody_weighs_more_and_nobody_as_heavy_came_before(cause
         return
     assert first.weight == min(cause.weight for cause in told)
     assert first == next(cause for cause in told if cause.weight == first.weight)
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "kind"), [("Superseded", PhalanxError, "superseded"), ("DamagedShard", OutsideError, "bad_shard")]
+)
+def test_first_cause_error_of_a_class_that_says_what_it_is_has_that_kind(name, base, kind):
+    error = type(name, (base,), {"__init__": lambda self: Exception.__init__(self, "as it says")})()
+    assert first_cause([error_event(1, error)], [death(1, code=1)]).kind == kind
+    caught = raised(RuntimeError("while reading"), error)
+    assert first_cause([error_event(1, caught)], [death(1, code=1)]).kind == kind
