@@ -65,7 +65,7 @@ def _rules(job: Job) -> Iterator[Rule]:
 def _service_rules(job: Job) -> Iterator[Rule]:
     """Keys that act only on a job that is submitted."""
     only = "for a job that is submitted: without the services nobody"
-    reason = f"it is {only} deletes checkpoints while it runs"
+    reason = f"it is {only} deletes checkpoints while it runs; `phalanx checkpoint prune` does it by hand"
     yield job.checkpoint.keep_latest_k > 0, "checkpoint.keep_latest_k", reason
     for name in ("on_nan", "on_spike", "on_divergence", "on_hang"):
         yield name in job.recovery.model_fields_set, f"recovery.{name}", f"it is {only} acts on it"

@@ -54,11 +54,11 @@ class Outlooks:
         self._surveyors: dict[JobName, Surveyor] = {}
 
     def look(self, job: HostedJob) -> Outlook:
-        """All that decisions on a job follow from, read now. What can protect a checkpoint is read after the folders
-        that could go, or is part of the stamp.
+        """All that decisions on a job follow from, read now. What may protect a checkpoint is part of the stamp, or is
+        read after the folders that could go.
         """
         decisions = self._pins.read(job.name)
-        needed, forks = self._jobs.forks_of(job.name)
+        forks = self._jobs.fork_names(job.name)
         saves = self._database.saves(job.name)
         survey = self._surveyor(job).look()
         facts = Facts(
@@ -67,11 +67,11 @@ class Outlooks:
             survey.committed,
             damaged=survey.damaged,
             pinned=pinned(decisions),
-            forked=needed,
+            forked=self._jobs.origins(job.name),
             used=self._holds.of(job.name),
         )
         return Outlook(
-            job.policy,
+            self._jobs.policy(job),
             facts,
             survey.folders,
             begun=frozenset(ref for ref, state in saves.items() if state == BEGUN),

@@ -7,19 +7,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from phalanx.checkpoint.retention import Policy
-from phalanx.lineage import CheckpointRef, Lineage, keys
+from phalanx.lineage import CheckpointRef, Lineage
+from phalanx.lineage.events import EventLog, EventType
 from phalanx.lineage.registry import JobName, RegisteredJob, Registry
 from phalanx.objects import ObjectStore
-from phalanx.rpc import NotFound
+from phalanx.snapshot.fork import imported
+from phalanx.spec import Job, parse_job
 
 
 @dataclass(frozen=True, slots=True)
 class HostedJob:
-    """A registered job. store: rooted at the job. origin: the checkpoint of another job that it was forked from."""
+    """A registered job. store: rooted at the job. submitted: what its job file asked for when it was submitted.
+    origin: the checkpoint of another job that it was forked from.
+    """
 
     name: JobName
     store: ObjectStore
-    policy: Policy
+    submitted: Policy
     origin: tuple[JobName, CheckpointRef] | None
 
     @property
@@ -27,10 +31,10 @@ class HostedJob:
         """The job's lineage."""
         return Lineage(self.store)
 
-    def has_checkpoints(self) -> bool:
-        """Whether the job has any checkpoint of its own, live or not."""
-        attempts = (key for key in self.store.children("a") if key.endswith("/") and key != keys.ATTEMPTS)
-        return any(keys.manifest_ref(info.key) for folder in attempts for info in self.store.list(f"{folder}s"))
+    def has_copied_its_origin(self) -> bool:
+        """Whether a fork has its origin's checkpoint as its own, or had once."""
+        record = self.lineage.read_job()
+        return record is not None and record.origin is not None and imported(self.lineage, record.origin)
 
 
 class Jobs:
@@ -40,6 +44,7 @@ class Jobs:
         self._registry = registry
         self._lock = threading.Lock()
         self._opened: dict[JobName, HostedJob] = {}
+        self._policies: dict[JobName, tuple[int, Policy]] = {}
         self._copied: set[JobName] = set()
 
     def find(self, name: JobName) -> HostedJob:
@@ -50,6 +55,8 @@ class Jobs:
             return opened
         registered = self._registry.job(name.project, name.uid)
         if registered is None:
+            from phalanx.rpc import NotFound  # not needed where commands collect without services
+
             raise NotFound("job", value=str(name), expected="a job that was submitted", remedy="list the jobs")
         return self._open(registered)
 
@@ -58,27 +65,42 @@ class Jobs:
         for name in self._registry.names():
             yield self.find(name)
 
-    def forks_of(self, name: JobName) -> tuple[dict[CheckpointRef, str], frozenset[JobName]]:
-        """The checkpoints of a job that forks of it have not copied yet, with the name of one of these; and the forks
-        there are. A fork that has a checkpoint of its own needs its origin no more.
-        """
-        forks = [(job, job.origin[1]) for job in self.all() if job.origin is not None and job.origin[0] == name]
+    def policy(self, job: HostedJob) -> Policy:
+        """What the job asks for now: a resume may have changed it since it was submitted."""
+        with self._lock:
+            number, policy = self._policies.get(job.name, (0, job.submitted))
+        for event in EventLog(job.store).after(number):
+            number = event.number
+            if event.type is EventType.RESUMED and event.data.get("spec"):
+                policy = policy_of(parse_job(event.data["spec"], where=str(job.name)))
+        with self._lock:
+            self._policies[job.name] = number, policy
+        return policy
+
+    def origins(self, name: JobName) -> dict[CheckpointRef, str]:
+        """The checkpoints of a job that forks of it have not copied yet, with the name of one of these."""
         needed: dict[CheckpointRef, str] = {}
-        for job, ref in forks:
-            if job.name not in self._copied and job.has_checkpoints():
+        for job in self.all():
+            if job.origin is None or job.origin[0] != name or job.name in self._copied:
+                continue
+            if job.has_copied_its_origin():
                 self._copied.add(job.name)
-            if job.name not in self._copied:
-                needed[ref] = str(job.name)
-        return needed, frozenset(job.name for job, _ in forks)
+            else:
+                needed[job.origin[1]] = str(job.name)
+        return needed
 
     def fork_names(self, name: JobName) -> frozenset[JobName]:
         """The jobs that were forked from this one."""
         return frozenset(job.name for job in self.all() if job.origin is not None and job.origin[0] == name)
 
     def _open(self, registered: RegisteredJob) -> HostedJob:
-        checkpoint, origin = registered.job.checkpoint, registered.origin
-        policy = Policy(checkpoint.keep_latest_k, checkpoint.keep_every_n)
+        origin = registered.origin
         source = None if origin is None else (origin.name, origin.checkpoint)
-        job = HostedJob(registered.name, registered.store(), policy, source)
+        job = HostedJob(registered.name, registered.store(), policy_of(registered.job), source)
         with self._lock:
             return self._opened.setdefault(job.name, job)
+
+
+def policy_of(job: Job) -> Policy:
+    """What a job file asks for."""
+    return Policy(job.checkpoint.keep_latest_k, job.checkpoint.keep_every_n)

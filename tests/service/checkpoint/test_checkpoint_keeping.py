@@ -5,13 +5,15 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from support.checkpoints import open_attempt, register, restores, save, write_parts
+from support.checkpoints import CODE, IDENTITY, open_attempt, register, restores, save, spec_of, write_parts
 
 from phalanx.checkpoint.client import State
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage import CheckpointRef, Lineage, keys
+from phalanx.lineage import CheckpointRef, ForkPoint, Lineage, keys
+from phalanx.lineage.events import EventLog, EventType, JobEvent, JobState
 from phalanx.lineage.registry import Origin
 from phalanx.rpc import AlreadyExists, Denied, FailedPrecondition, NotFound, Role
+from phalanx.snapshot.fork import import_checkpoint
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -156,10 +158,23 @@ def test_origin_of_a_fork_stays_until_the_fork_has_a_checkpoint_of_its_own(servi
     assert client.prune(name).kept[0].why == f"{fork.name} was forked from it and has not copied it yet"
     with pytest.raises(FailedPrecondition, match="forked"):
         client.delete(name, "2")
-    open_attempt(fork.store())
-    save(fork.store(), CheckpointRef(1, 2))
+    point = ForkPoint("p", job.uid, 1, 2, 16)
+    Lineage(fork.store()).create_job(request_id="f", spec={}, identity={}, identity_digest=IDENTITY, origin=point)
+    assert not client.prune(name).removals
+    import_checkpoint(job.store(), fork.store(), point, code_digest=CODE, identity_digest=IDENTITY)
     client.prune(name)
-    assert steps(client, job) == [6, 8]
+    assert steps(client, job) == [6, 8] and steps(client, fork) == [2]
+
+
+def test_policy_that_a_resume_changed_holds_from_then_on(service, job):
+    name, client = str(job.name), service.client()
+    spec = spec_of(job.uid, service.root.url, keep_latest_k=1)
+    log, state = EventLog(job.store()), JobState.QUEUED
+    assert log.append(JobEvent(1, EventType.SUBMITTED, state, "now", "w1"))
+    assert len(client.prune(name, dry_run=True).removals) == 2
+    assert log.append(JobEvent(2, EventType.RESUMED, state, "now", "w2", data={"spec": spec}))
+    client.prune(name)
+    assert steps(client, job) == [8]
 
 
 def test_job_that_is_not_registered_is_never_touched(service, job):
