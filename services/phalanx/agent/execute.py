@@ -175,13 +175,7 @@ def _origin(asked: pb.Prepare) -> Mapping[str, Any] | None:
     if not asked.HasField("origin"):
         return None
     origin = asked.origin
-    return {
-        "job": origin.job,
-        "storage": origin.storage,
-        "attempt": origin.attempt,
-        "step": origin.step,
-        "spec": json.loads(origin.spec_json),
-    }
+    return {"attempt": origin.attempt, "step": origin.step, "spec": json.loads(origin.spec_json)}
 
 
 def _cause(error: PhalanxError | OutsideError) -> Cause:

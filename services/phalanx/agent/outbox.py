@@ -45,7 +45,7 @@ class Outbox(Generic[Item]):
     """
 
     max_waiting: int = 20_000
-    max_unacknowledged: int = 64
+    max_unacknowledged: int = 4096
     max_batch: int = 200
     num_dropped: int = 0
     _last_number: int = 0
@@ -94,6 +94,11 @@ class Outbox(Generic[Item]):
     def unacknowledged(self) -> tuple[Numbered[Item], ...]:
         """What a new stream sends again, in order."""
         return tuple(self._unacknowledged)
+
+    @property
+    def num_unacknowledged(self) -> int:
+        """Reports that were sent and are not safe yet."""
+        return len(self._unacknowledged)
 
     @property
     def has_waiting(self) -> bool:

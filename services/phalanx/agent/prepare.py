@@ -1,9 +1,9 @@
 """`python -m phalanx.agent.prepare`: checks a job in a process of its own, because a check may import torch and the
 user's code. The request comes on stdin, the answer goes to stdout, both one JSON object.
 
-Request: {"spec": tables, "world_size": n, "origin": null or {...}}, or {"model_class": ...} for the digest of the code
-alone. Answer: {"prepared": {...}}, {"digest": "sha256:..."}, {"problems": [{where, value, expected, remedy}]} or
-{"outside": "..."}. Whatever else is printed goes to stderr.
+Request: {"spec": tables, "world_size": n, "origin": null or {spec, attempt, step}}, or {"model_class": ...} for the
+digest of the code alone. Answer: {"prepared": {...}}, {"digest": "sha256:..."}, {"problems": [{where, value, expected,
+remedy}]} or {"outside": "..."}. Whatever else is printed goes to stderr.
 """
 
 from __future__ import annotations

@@ -23,7 +23,8 @@ from phalanx.rpc.retry import pause_s
 
 LONGEST_PAUSE_S = 3.0
 REFUSED_PAUSE_S = 10.0
-BATCH_S = 0.1
+BATCH_S, SLOW_BATCH_S = 0.1, 1.0  # the slow one while train acknowledges little: the end of a gang may wait for long
+MANY_UNACKNOWLEDGED = 64
 LOG = logging.getLogger(__name__)
 
 
@@ -176,7 +177,8 @@ class Uplink:
                     self._changed.wait(max(0.0, min(heartbeat_at_s, waits) - now_s))
                     continue
                 if request.WhichOneof("message") == "report":
-                    report_at_s = now_s + BATCH_S
+                    is_slow = self._outbox.num_unacknowledged > MANY_UNACKNOWLEDGED
+                    report_at_s = now_s + (SLOW_BATCH_S if is_slow else BATCH_S)
             yield request
 
     def _next(self, session: _Session, *, may_report: bool) -> pb.ConnectRequest | None:

@@ -48,6 +48,7 @@ def test_agent_reports_without_acknowledgement_come_again_on_the_next_stream(wor
 
 def test_agent_train_away_for_long_costs_old_progress_alone(world):
     with Agent(world.agent_config(max_waiting_records=100, stop_grace_s=0.2), entry=ENTRY, preload=()):
+        wait_until(lambda: world.train.hellos, 10.0, "the agent's hello")
         world.start_gang("chatter", pause_s=0.001)
         wait_until(lambda: world.train.records("progress"), 10.0, "steps")
         world.train.acknowledges = False
@@ -127,6 +128,7 @@ def test_agent_order_to_end_a_superseded_gang_says_so(world, agent):
 
 def test_agent_gang_that_is_ended_before_it_has_started_never_lives(world):
     with Agent(world.agent_config(stop_grace_s=0.2), entry=ENTRY, preload=("agent_slow_module",)):
+        wait_until(lambda: world.train.hellos, 10.0, "the agent's hello")
         start = world.train.send(start_gang=world.gang_order("wait_deaf"))
         wait_until(lambda: world.train.orders[world.train.hellos[-1].node_id].empty(), 10.0, "the order is on its way")
         assert world.train.ask(end_gang=pb.EndGang(why="no longer wanted")).HasField("done")
