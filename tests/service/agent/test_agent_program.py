@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 from dataclasses import replace
 
 import pytest
 from agent_kit import is_alive, wait_until
 
+from phalanx.agent.stopping import ONE_WISH_S
 from phalanx.rpc.config import write_config
 
 
@@ -82,6 +84,10 @@ def test_agent_second_sigterm_ends_deaf_ranks_at_once(world, start_agent, tmp_pa
     wait_until(lambda: len(world.train.records("phase")) >= 4, 10.0, "all ranks wait")
     process.send_signal(signal.SIGTERM)
     wait_until(lambda: "told to end" in (tmp_path / "agent.log").read_text(), 10.0, "the first is heard")
+    left_s = time.monotonic() + ONE_WISH_S
+    process.send_signal(signal.SIGTERM)
+    wait_until(lambda: time.monotonic() > left_s, 5.0, "a second signal counts")
+    assert all(map(is_alive, pids))
     process.send_signal(signal.SIGTERM)
     assert process.wait(20) == 0
     assert not any(map(is_alive, pids))
