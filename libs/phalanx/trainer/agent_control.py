@@ -232,7 +232,10 @@ class AgentControl:
             return self._lineage.manifest(ref)
         except DamagedObject as damage:
             self._report("damage", checkpoint=str(ref), why=str(damage))
-            self._agent.refuse_parent(ref, str(damage))
+            try:
+                self._agent.refuse_parent(ref, str(damage))
+            except OutsideError as error:
+                LOG.warning("damage of %s is not in the journal, so the next attempt finds it anew: %s", ref, error)
             raise
 
     def renew(self, step: int) -> Plan:

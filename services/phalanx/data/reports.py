@@ -28,6 +28,7 @@ from phalanx.data.decisions import Action, Damage
 from phalanx.data.jobs import FoundJob, JobSource, Journals, require_job
 from phalanx.data.plans import require_newest
 from phalanx.data.reading import training_split
+from phalanx.lineage import position_after
 from phalanx.lineage.plan import DAMAGE_KIND
 from phalanx.lineage.registry import JobName
 from phalanx.objects import ObjectMissing, ObjectStore
@@ -72,7 +73,11 @@ class Reports:
         number = shard_number(split, shard)
         order, batch = order_of(job, store, split), job.training.global_batch_size
         own = next(each for each in found.lineage.attempts() if each.number == attempt)
-        start, reported, end = own.start_step * batch, (step - 1) * batch, job.training.steps * batch
+        record = found.lineage.read_job()
+        origin = record.origin if record is not None else None
+        start, reported, end = (
+            position_after(done, batch, origin) for done in (own.start_step, step - 1, job.training.steps)
+        )
         for entry in covering(order, view.entries, shard, start, reported, end):
             return damage_of(entry)
         finding = look_at(store, split, number, shard, why)

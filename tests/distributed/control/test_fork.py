@@ -32,6 +32,7 @@ def first(tmp_path_factory: pytest.TempPathFactory, corpus: str, server: ForkSer
     path = write_job(tmp_path_factory.mktemp("first"), corpus)
     run = run_here(path, server, *OVERRIDES)
     assert run.outcome is not None and run.outcome.ok
+    assert not run.of("step_time"), "only an agent asks for them"
     return path
 
 

@@ -1,0 +1,86 @@
+"""What the loop does where a step can't be taken as planned."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.stream import DamagedShard
+from phalanx.trainer.control import Superseded
+from phalanx.trainer.loop import take
+from phalanx.trainer.recorder import StepResult
+from phalanx.trainer.step_times import EVERY_STEPS, StepTimes
+
+DAMAGE = DamagedShard(shard=3, name="s3", member=1, offset=512, key="s3.tar", why="has another digest")
+
+
+class Bench:
+    """A session whose feed fails `num_failures` times, and whose control gives or raises `answer`."""
+
+    def __init__(self, num_failures: int, answer: bool | Exception) -> None:
+        self.num_failures, self.answer = num_failures, answer
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.step = 7
+        self.feed = SimpleNamespace(take=self._take)
+        self.control = SimpleNamespace(report_shard=self._report_shard)
+
+    def report(self, kind: str, **fields: Any) -> None:
+        self.told.append((kind, fields))
+
+    def _take(self, step: int) -> str:
+        self.num_failures -= 1
+        if self.num_failures >= 0:
+            raise DAMAGE
+        return f"input of {step}"
+
+    def _report_shard(self, key: str, why: str, step: int) -> bool:
+        assert (key, why, step) == ("s3.tar", "has another digest", 7)
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def taken(bench: Bench) -> object:
+    return take(bench)  # type: ignore[arg-type]
+
+
+def test_damage_that_was_a_passing_fault_is_read_again() -> None:
+    bench = Bench(1, True)
+    assert taken(bench) == "input of 7"
+    assert bench.told == [("bad_shard", {"shard": "s3.tar", "why": "has another digest", "step": 7})]
+
+
+@pytest.mark.parametrize(("num_failures", "answer"), [(2, True), (1, False), (1, OutsideError("data is away"))])
+def test_damage_that_stays_or_is_not_decided_ends_the_attempt_by_name(num_failures: int, answer: bool) -> None:
+    with pytest.raises(DamagedShard, match="s3"):
+        taken(Bench(num_failures, answer))
+
+
+@pytest.mark.parametrize("error", [Superseded, PhalanxError])
+def test_refused_report_is_told_in_its_own_words(error: type[PhalanxError]) -> None:
+    with pytest.raises(error, match="attempt 1"):
+        taken(Bench(1, error("attempt 1", expected="the newest", remedy="nothing")))
+
+
+def test_step_time_tells_every_few_steps_what_this_rank_worked_and_waited_for_data() -> None:
+    told: list[dict[str, Any]] = []
+    times = StepTimes(lambda kind, **fields: told.append({"kind": kind, **fields}))
+    for step in range(1, 2 * EVERY_STEPS + 1):
+        with times.work(step):
+            sum(range(200_000))
+        times.tell(StepResult(step, 1.0, 1.0, 8, 0.5, 0.125), 0.25)
+    assert [(each["kind"], each["step"], each["step_time_s"]) for each in told] == [
+        ("step_time", EVERY_STEPS, 0.5),
+        ("step_time", 2 * EVERY_STEPS, 0.5),
+    ]
+    assert all(each["busy_s"] > 0.375 for each in told)
+
+
+def test_step_times_without_a_report_cost_nothing_and_tell_nothing() -> None:
+    times = StepTimes(None)
+    with times.work(EVERY_STEPS):
+        pass
+    times.tell(StepResult(EVERY_STEPS, 1.0, 1.0, 8, 0.5, 0.125), 0.25)
