@@ -112,17 +112,21 @@ class Lineage:
         identity_digest: str,
         placement: Mapping[str, Any],
         avoid: Collection[CheckpointRef] = (),
+        request_id: str | None = None,
     ) -> Attempt:
         """Opens the next attempt: its parent is the newest live checkpoint that is not in `avoid` (None: it starts from
-        the beginning).
+        the beginning). A `request_id` that the newest attempt already has returns that attempt.
 
         From the moment in which this returns nothing that an older attempt writes can become live. Another opener that
         takes the number first makes this one read anew. Raises PhalanxError if the parent has another identity, or
         if a fork has no checkpoint to start from; DamagedObject if the parent's manifest is damaged (`.checkpoint` then
         says what to avoid).
         """
-        request_id = self._new_request_id()
+        request = request_id or self._new_request_id()
         while True:
+            newest = self.newest_attempt() if request_id else None
+            if newest is not None and newest.request_id == request:
+                return newest
             number, parent, link = self._next_parent(avoid)
             if parent is not None:
                 self._require_identity(parent, identity_digest)
@@ -137,7 +141,7 @@ class Lineage:
                 code_digest,
                 identity_digest,
                 dict(placement),
-                request_id,
+                request,
             )
             if self._created(keys.attempt(number), encode(attempt)):
                 return attempt

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from phalanx.core.errors import OutsideError
+from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage.events import EventLog, EventType, JobEvent
 from phalanx.lineage.registry import JobName, RegisteredJob, Registry
 from phalanx.objects import ObjectStore
@@ -68,6 +68,7 @@ class Book:
         self._lock = threading.Lock()
         self._changed = threading.Condition(threading.Lock())
         self._num_changes = 0
+        self._is_loaded = False
 
     # Reading.
 
@@ -83,8 +84,9 @@ class Book:
         for name in sorted(in_storage):
             try:
                 self._load(in_database.get(name) or self._registered(name))
-            except OutsideError:
+            except (OutsideError, PhalanxError):
                 LOG.exception("%s is left out", name)
+        self._is_loaded = True
 
     def _registered(self, name: JobName) -> RegisteredJob:
         found = self._registry.job(name.project, name.uid)
@@ -209,7 +211,8 @@ class Book:
     def _take(self, entry: _Entry, folded: Job, event: JobEvent) -> None:
         self._database.add_event(folded.name, event)
         entry.job = folded
-        self._on_event(folded, event)
+        if self._is_loaded:
+            self._on_event(folded, event)
         self.touch()
 
     # Watching.

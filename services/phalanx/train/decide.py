@@ -244,14 +244,14 @@ def _plain(check: Preparation) -> Mapping[str, Any]:
     }
 
 
-def _start(situation: Situation, found: Placement, attempt: int = 0) -> Record:
+def _start(situation: Situation, found: Placement) -> Record:
     job = situation.job
     data = {
         "instances": {each.node_id: situation.agents[each.node_id].instance_id for each in found},
         "avoid_from": job.avoid_from,
         "skips": [list(skip) for skip in job.skips],
     }
-    return Record(EventType.STARTING, attempt=attempt or job.attempt + 1, placement=found, data=data)
+    return Record(EventType.STARTING, attempt=job.next_attempt, placement=found, data=data)
 
 
 # While an attempt has its nodes.

@@ -158,6 +158,11 @@ class Job:
         return self.registered.name
 
     @property
+    def next_attempt(self) -> int:
+        """The number that its next attempt is expected to get: a fork's first attempt is the copied checkpoint."""
+        return (self.attempt or (1 if self.registered.origin else 0)) + 1
+
+    @property
     def num_steps(self) -> int:
         """Steps of the job."""
         return int(self.spec["training"]["steps"])
@@ -187,7 +192,7 @@ def fold(job: Job, event: JobEvent) -> Job:
             key_of(event.number),
             f"can't follow: {event.type} to {event.state}, where the job {job.name} is {job.state} at {job.revision}",
         )
-    requests = job.requests | {event.request_id: event.type} if event.request_id else job.requests
+    requests = {**job.requests, event.request_id: event.type} if event.request_id else job.requests
     told = replace(job, revision=event.number, state=event.state, requests=requests)
     if event.type not in _QUIET:
         told = replace(told, message=event.message)

@@ -5,7 +5,7 @@ SQLite or PostgreSQL by URL; alembic brings it to the newest schema when it is o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -102,7 +102,7 @@ class JobStore:
                     connection.execute(sa.delete(table))
                 connection.execute(sa.insert(SOURCE).values(url=source))
 
-    def _insert(self, table: sa.Table, row: dict[str, object]) -> None:
+    def _insert(self, table: sa.Table, row: Mapping[str, object]) -> None:
         try:
             with self._begin() as connection:
                 connection.execute(sa.insert(table).values(**row))

@@ -146,7 +146,7 @@ def node_of(message: pb.Node) -> NodeView:
 # Jobs.
 
 
-def state_message(state: JobState) -> pb.JobState:
+def state_message(state: JobState) -> pb.JobState.ValueType:
     """A state on the wire."""
     return pb.JobState.Value(f"JOB_STATE_{state.upper()}")
 

@@ -1,0 +1,63 @@
+"""Opens an attempt in storage: what fences every older one off, with the journal entries that the start asks for."""
+
+from __future__ import annotations
+
+from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, Lineage
+from phalanx.lineage.plan import SKIP_KIND, damaged_checkpoints, spans_of
+from phalanx.objects import ObjectStore
+from phalanx.train.decide import Opened
+from phalanx.train.states import Preparation, Start
+
+
+def open_attempt(store: ObjectStore, start: Start, preparation: Preparation, windows: int) -> Opened:
+    """The attempt that the start decided on; opened once, however often and by however many processes this is called.
+
+    windows: of a step. Raises PhalanxError where the checkpoint is another job's, what the store raises, and
+    DamagedObject for damage that no older checkpoint mends.
+    """
+    lineage = Lineage(store)
+    attempt = _opened(lineage, start, preparation)
+    _leave_out(lineage, attempt, start, windows)
+    return Opened(attempt.number, attempt.parent)
+
+
+def _opened(lineage: Lineage, start: Start, preparation: Preparation) -> Attempt:
+    nodes = {node_id: list(ranks) for node_id, ranks in start.ranks.items()}
+    avoid = set(damaged_checkpoints(lineage)) | _too_new(lineage, start.avoid_from)
+    while True:
+        try:
+            return lineage.open_attempt(
+                code_digest=preparation.code_digest,
+                identity_digest=preparation.identity_digest,
+                placement={
+                    **preparation.placement,
+                    "nodes": {each: list(ranks) for each, ranks in start.ranks.items()},
+                },
+                avoid=avoid,
+                request_id=start.request_id,
+            )
+        except DamagedObject as error:
+            if error.checkpoint is None or error.checkpoint in avoid:
+                raise
+            avoid.add(error.checkpoint)
+
+
+def _too_new(lineage: Lineage, first_step: int) -> set[CheckpointRef]:
+    """Checkpoints that the windows to be left out went into."""
+    return {ref for ref in lineage.checkpoints() if first_step and ref.step >= first_step}
+
+
+def _leave_out(lineage: Lineage, attempt: Attempt, start: Start, windows: int) -> None:
+    """Journals the windows of steps that are to be left out, where the attempt's journal does not hold them yet: an
+    attempt without a checkpoint takes its entries with it.
+    """
+    wanted = [((first - 1) * windows, last * windows) for first, last in start.skips]
+    if not wanted:
+        return
+    held = {span for entry in lineage.journal(attempt.number) if entry.kind == SKIP_KIND for span in spans_of(entry)}
+    for begin, end in wanted:
+        if (begin, end) not in held:
+            request_id = f"{start.request_id}-skip-{begin}-{end}"
+            lineage.append_journal(
+                attempt.number, SKIP_KIND, begin, {"num_windows": end - begin}, request_id=request_id
+            )
