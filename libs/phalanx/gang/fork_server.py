@@ -76,6 +76,11 @@ class ForkServer:
     def pid(self) -> int | None:
         return self._process.pid if self._process is not None else None
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether the process runs that will fork; another one would import its modules anew."""
+        return self._process is not None and self._process.poll() is None
+
     def start(self, order: GangOrder, terminal_fd: int | None = None) -> Gang:
         """Fork a gang. terminal_fd: becomes the streams of `order.debug_rank`.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from phalanx.agent.gangs import GangKey
+from phalanx.api.agent.v1.rank_service_pb2 import RankOrder
 from phalanx.rpc.errors import FailedPrecondition, Superseded
 
 LOOK_S = 1.0
@@ -29,7 +30,7 @@ class Attempts:
 
     def __init__(self) -> None:
         self._open: dict[GangKey, Attempt] = {}
-        self._orders: dict[GangKey, list[int]] = {}
+        self._orders: dict[GangKey, list[RankOrder.ValueType]] = {}
         self._changed = threading.Condition()
 
     def open(self, attempt: Attempt) -> None:
@@ -60,14 +61,14 @@ class Attempts:
             str(key), expected="an attempt whose ranks this agent holds", remedy="let train start it on this node"
         )
 
-    def give(self, key: GangKey, order: int) -> None:
+    def give(self, key: GangKey, order: RankOrder.ValueType) -> None:
         """Adds an order for the ranks. Raises as `get` does."""
         self.get(key)
         with self._changed:
             self._orders.get(key, []).append(order)
             self._changed.notify_all()
 
-    def orders(self, key: GangKey, after: int, over: threading.Event) -> Iterator[tuple[int, int]]:
+    def orders(self, key: GangKey, after: int, over: threading.Event) -> Iterator[tuple[int, RankOrder.ValueType]]:
         """Number (from 1) and order of each order after `after`, as they come, until the attempt closes or `over`."""
         while not over.is_set():
             with self._changed:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import psutil
-import pynvml
+import pynvml  # type: ignore[import-untyped]
 
 from phalanx.agent.options import Options
 from phalanx.core.errors import PhalanxError

@@ -24,6 +24,7 @@ from phalanx.agent.servers import ForkServers
 from phalanx.agent.slots import Slots
 from phalanx.api.agent.v1 import agent_service_pb2 as pb
 from phalanx.api.agent.v1 import record_pb2
+from phalanx.api.agent.v1.rank_service_pb2 import RankOrder
 from phalanx.core.errors import OutsideError
 from phalanx.gang import Cause, Event, Gang, GangOrder, GangOutcome
 from phalanx.gang.sections import Durations
@@ -168,7 +169,7 @@ class Node:
         if not held.wait_over(grace_s + END_DEADLINE_S):
             raise OutsideError(f"{held.key} did not end within {grace_s + END_DEADLINE_S:g} s")
 
-    def give(self, key: GangKey, order: int, signum: int) -> None:
+    def give(self, key: GangKey, order: RankOrder.ValueType, signum: int) -> None:
         """Passes an order to the ranks: to rank 0 by its stream, where it lives here; else to all by a signal."""
         self.attempts.give(key, order)
         held = self.gang(key)

@@ -1,5 +1,5 @@
-"""`python -m phalanx.agent.prepare`: checks a job in a process of its own, because a check may import torch and the
-user's code. The request comes on stdin, the answer goes to stdout, both one JSON object.
+"""`python -m phalanx.agent.prepare PARENT_PID`: checks a job in a process of its own, because a check may import torch
+and the user's code. The request comes on stdin, the answer goes to stdout, both one JSON object.
 
 Request: {"spec": tables, "world_size": n, "origin": null or {spec, attempt, step}}, or {"model_class": ...} for the
 digest of the code alone. Answer: {"prepared": {...}}, {"digest": "sha256:..."}, {"problems": [{where, value, expected,
@@ -15,10 +15,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from phalanx.core.errors import OutsideError, PhalanxError, Problems
+from phalanx.gang.linux import die_with_parent
 
 
 def main() -> None:
-    """One request, one answer; an unexpected error ends the process with a traceback."""
+    """One request, one answer; an unexpected error ends the process with a traceback. It dies with whoever asks."""
+    die_with_parent(int(sys.argv[1]))
     answers = os.dup(1)
     os.dup2(2, 1)  # what the user's modules print is no answer
     answer = answered(json.load(sys.stdin))

@@ -21,7 +21,7 @@ def to_record(event: Event, *, attempt: int, node: str, started_s: float, wall_s
     make = _MAKERS.get(event.kind)
     if make is None or event.rank is None:
         return None
-    record = pb.Record(rank=event.rank, attempt=attempt, since_start_s=event.time_monotonic_s - started_s)
+    record = pb.Record(rank=event.rank, attempt=attempt, since_start_s=max(0.0, event.time_monotonic_s - started_s))
     record.time.FromNanoseconds(int(wall_s * 1e9))
     make(record, event, node)
     return record
@@ -49,7 +49,7 @@ def to_cause(cause: Cause, node: str) -> pb.Cause:
     return told
 
 
-def to_state(outcome: GangOutcome) -> agent_pb.GangState:
+def to_state(outcome: GangOutcome) -> agent_pb.GangState.ValueType:
     """What became of the gang. One that a newer attempt ends did not fail."""
     if outcome.first_cause is not None and outcome.first_cause.kind == "superseded":
         return agent_pb.GANG_STATE_STOPPED

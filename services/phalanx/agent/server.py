@@ -52,7 +52,7 @@ class RankServer(RankServiceServicer):
         key = GangKey(request.job, request.attempt)
         self._attempts.get(key)
         for number, order in self._attempts.orders(key, request.after, ended(context)):
-            yield pb.WatchOrdersResponse(number=number, order=pb.RankOrder.Name(order))
+            yield pb.WatchOrdersResponse(number=number, order=order)
 
     def Commit(self, request: pb.CommitRequest, context: grpc.ServicerContext) -> pb.CommitResponse:  # noqa: N802
         key = GangKey(request.job, request.draft.ref.attempt)

@@ -24,6 +24,10 @@ class _Server:
     lock: threading.Lock
     gang: Gang | None = None
 
+    def holds(self, code_digest: str) -> bool:
+        """Whether it lives and has imported that code; one that is started anew may find other code on the disk."""
+        return self.code_digest == code_digest and self.server.is_alive
+
     @property
     def is_idle(self) -> bool:
         return self.gang is None or self.gang.over
@@ -45,7 +49,7 @@ class ForkServers:
         """Starts the job's server, unless one that holds this code is there; its imports go on by themselves."""
         with self._lock:
             held = self._servers.get(job)
-            if held is not None and held.code_digest == code_digest:
+            if held is not None and held.holds(code_digest):
                 self._servers.move_to_end(job)
                 return
             if held is not None and not held.is_idle:
@@ -65,7 +69,7 @@ class ForkServers:
     def _fitting(self, job: str, code_digest: str, model_class: str | None) -> _Server:
         with self._lock:
             held = self._servers.get(job)
-            if held is not None and held.code_digest == code_digest:
+            if held is not None and held.holds(code_digest):
                 self._servers.move_to_end(job)
                 return held
         found = self._digest_now(model_class)
