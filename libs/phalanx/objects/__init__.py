@@ -12,6 +12,7 @@ from phalanx.objects.base import (
     StorageSettings,
     StoreDenied,
     StoreError,
+    Upload,
 )
 from phalanx.objects.open import fsspec_options, open_store
 
@@ -24,6 +25,7 @@ __all__ = [
     "StorageSettings",
     "StoreDenied",
     "StoreError",
+    "Upload",
     "fsspec_options",
     "open_store",
 ]

@@ -69,6 +69,14 @@ class ObjectInfo:
     num_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload in parts that was begun and neither finished nor dropped: it takes space, and no listing shows it."""
+
+    key: str
+    upload_id: str
+
+
 def check_key(key: str) -> str:
     """`key` itself if every store can hold it, else StoreDenied.
 
@@ -191,6 +199,14 @@ class ObjectStore(ABC):
         """
         return None
 
+    def uploads(self, prefix: str = "") -> tuple[Upload, ...]:
+        """Unfinished uploads in parts to keys that start with `prefix`; none in a store that has no such uploads."""
+        return ()
+
+    def drop_upload(self, upload: Upload) -> None:
+        """Frees what an unfinished upload holds; one that is over by now is no error, and its object stays."""
+        raise StoreError(f"{self.url}: has no uploads in parts, so none to {upload.key}")
+
     def within(self, prefix: str) -> ObjectStore:
         """The same store seen from below `prefix` (no object called `prefix/` need exist)."""
         return ScopedStore(self, prefix)
@@ -231,6 +247,13 @@ class ScopedStore(ObjectStore):
 
     def creates_large_objects_in_parts(self, folder: str = "") -> bool | None:
         return self._store.creates_large_objects_in_parts(self._prefix + folder)
+
+    def uploads(self, prefix: str = "") -> tuple[Upload, ...]:
+        found = self._store.uploads(self._prefix + prefix)
+        return tuple(Upload(each.key.removeprefix(self._prefix), each.upload_id) for each in found)
+
+    def drop_upload(self, upload: Upload) -> None:
+        self._store.drop_upload(Upload(self._full(upload.key), upload.upload_id))
 
     def within(self, prefix: str) -> ObjectStore:
         return ScopedStore(self._store, self._prefix + prefix.strip("/"))

@@ -37,6 +37,7 @@ from phalanx.objects.base import (
     StorageSettings,
     StoreDenied,
     StoreError,
+    Upload,
     as_view,
     check_key,
     check_range,
@@ -249,6 +250,12 @@ class S3Store(ObjectStore):
 
     def creates_large_objects_in_parts(self, folder: str = "") -> bool | None:
         return self._uploader().honours_condition(folder, Deadline(self._deadline_s))
+
+    def uploads(self, prefix: str = "") -> tuple[Upload, ...]:
+        return tuple(self._uploader().unfinished(prefix, Deadline(self._deadline_s)))
+
+    def drop_upload(self, upload: Upload) -> None:
+        self._uploader().drop(upload, Deadline(self._deadline_s))
 
     def writer(self, key: str) -> ObjectWriter:
         return S3Writer(self, check_key(key))

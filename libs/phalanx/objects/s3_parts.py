@@ -11,14 +11,15 @@ import logging
 import uuid
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from phalanx.objects.base import TEMPORARY_SUFFIX, StoreDenied, StoreError
+from phalanx.objects.base import TEMPORARY_SUFFIX, StoreDenied, StoreError, Upload
 from phalanx.objects.retry import Deadline, DeadlineError, TransientError, by_deadline, in_background, result_by, retry
 from phalanx.objects.s3_client import S3Access, make_botocore
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 PART_BYTES, MAX_PARTS = 16 * 2**20, 10_000
 _NUM_THREADS = 4
@@ -106,6 +107,39 @@ class PartsUploader:
             threads.shutdown(wait=False, cancel_futures=True)
             # Parts that arrive after the upload was aborted would stay behind.
             wait([future for future in futures if not future.cancelled()], deadline.remaining_s)
+
+    def unfinished(self, prefix: str, deadline: Deadline) -> list[Upload]:
+        """The uploads to keys with this prefix that were begun and neither completed nor aborted."""
+        found: list[Upload] = []
+        marks: dict[str, str] = {}
+        while True:
+            page = self._retried(f"{prefix}: listing uploads", deadline, partial(self._listed, prefix, marks))
+            found += [Upload(each["Key"], each["UploadId"]) for each in page.get("Uploads", ())]
+            if not page.get("IsTruncated"):
+                return found
+            marks = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page["NextUploadIdMarker"]}
+            deadline.restart()
+
+    def drop(self, upload: Upload, deadline: Deadline) -> None:
+        """Aborts an upload; one that is not there any more is no error."""
+        from botocore.exceptions import ClientError
+
+        def once() -> None:
+            try:
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id)
+            except ClientError as error:
+                if error.response.get("Error", {}).get("Code") != "NoSuchUpload":
+                    with translated(self._where):
+                        raise
+
+        self._retried(f"{upload.key}: dropping an upload", deadline, once)
+
+    def _listed(self, prefix: str, marks: dict[str, str]) -> Any:
+        with translated(self._where):
+            return self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix, **marks)
+
+    def _retried(self, what: str, deadline: Deadline, act: Callable[[], Any]) -> Any:
+        return retry(f"{self._where}/{what}", deadline, lambda _: by_deadline(deadline, act))
 
     def _free(self, operation: str, key: str, **arguments: Any) -> None:
         """Has the server drop what is no longer needed; where that fails the bucket's lifecycle rule has to."""

@@ -7,12 +7,14 @@ attempts and events are never touched.
 An object goes when it has been unreferenced for a grace, on the collector's own monotonic clock since it first saw it
 so; a restart begins the grace anew. The order within a folder: keep the manifest's bytes for the proof (`retire`, live
 checkpoints only), delete the manifest, then parts, then objects. Killed at any point, a checkpoint is whole or is not
-there, and the next pass finds the rest. Right before a manifest is deleted the attempts, the journal and the pins are
-listed again: where any is new, the pass ends and the next one decides anew.
+there, and the next pass finds the rest. Right before anything of a folder is deleted the attempts, the journal, the
+pins, the saves and the forks are listed again: where any is new, the pass ends and the next one decides anew. Uploads
+in parts that nobody will finish are dropped alike.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +24,11 @@ from dataclasses import dataclass, field
 from phalanx.checkpoint.retention import Decision, Facts, Policy, decide, needed_why
 from phalanx.checkpoint.survey import Folder
 from phalanx.lineage import CheckpointRef, Lineage, keys
-from phalanx.objects import ObjectInfo, ObjectStore
+from phalanx.objects import ObjectInfo, ObjectStore, StoreDenied, StoreError
 
 GRACE_S = 3600.0
 _NUM_DELETERS = 8
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +148,31 @@ class Collector:
                 return Report(tuple(removals), kept, is_complete=False)
             if removal is not None:
                 removals.append(removal)
+        removals += self._drop_uploads(outlook, seen)
         self._first_seen = seen
         return Report(tuple(removals), kept, is_complete=not self._must_stop())
+
+    def _drop_uploads(self, outlook: Outlook, seen: dict[str, float]) -> list[Removal]:
+        """Uploads in parts that nobody will finish: of a save that cannot be committed, or is."""
+        try:
+            uploads = self._store.uploads("a")
+        except (StoreDenied, StoreError) as error:
+            _LOG.warning(
+                "unfinished uploads cannot be listed, a lifecycle rule of the bucket has to end them: %s", error
+            )
+            return []
+        removals = []
+        for upload in uploads:
+            ref = keys.checkpoint_of(upload.key)
+            if ref is None or not _is_over(ref, outlook):
+                continue
+            mark, now = f"{upload.key}?{upload.upload_id}", self._clock()
+            seen[mark] = self._first_seen.get(mark, now)
+            is_ripe = now - seen[mark] >= self._grace_s and not self._must_stop()
+            if is_ripe:
+                self._store.drop_upload(upload)
+            removals.append(Removal(ref, f"an upload that nobody will finish: {upload.key}", 1, 0, is_ripe))
+        return removals
 
     def _seen_of(self, decisions: list[Decision]) -> dict[str, float]:
         """When the objects of these were first seen, for the next pass."""
@@ -204,6 +230,15 @@ class Collector:
             for group in (parts, rest - parts):
                 for _ in pool.map(self._store.delete, sorted(group)):
                     pass
+
+
+def _is_over(ref: CheckpointRef, outlook: Outlook) -> bool:
+    """Whether no rank may still upload for this checkpoint."""
+    if ref.attempt > outlook.facts.newest_attempt or ref in outlook.facts.used:
+        return False
+    if ref in outlook.facts.committed:
+        return True
+    return not leftover(ref, outlook.facts, outlook.begun, outlook.aborted).stays
 
 
 def _folder_of(key: str) -> str:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from phalanx.checkpoint.jobs import policy_of
+from phalanx.checkpoint.retention import Policy
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, Lineage
+from phalanx.lineage.registry import JobName
 from phalanx.objects import ObjectStore, open_store
 from phalanx.snapshot.load import live_checkpoint
-from phalanx.spec import Job, load_job
+from phalanx.spec import Job, load_job, parse_job
 from phalanx.trainer.places import job_store, store_at
 
 
@@ -32,6 +36,22 @@ class JobPlace:
                 "STEP", value=step, expected="a step or `latest`", remedy="`phalanx checkpoint ls` lists the steps"
             )
         return live_checkpoint(self.lineage, None if step == "latest" else int(step))
+
+    @property
+    def name(self) -> JobName | None:
+        """What the job is called in a cluster, by the end of its root's URL; None where the URL ends otherwise."""
+        match = re.search(r"(projects/[^/]+/jobs/[^/]+)/?$", self.store.url)
+        return JobName.parse(match[1]) if match else None
+
+    def policy(self, keep_latest: int | None = None) -> Policy:
+        """What is kept of its checkpoints: as its job file says, or the one that it was created with; keep_latest
+        instead of its key.
+        """
+        job, record = self.job, self.lineage.read_job()
+        if job is None and record is not None:
+            job = parse_job(record.spec, where=self.store.url)
+        policy = Policy() if job is None else policy_of(job)
+        return policy if keep_latest is None else replace(policy, keep_latest=keep_latest)
 
     def open(self, url: str) -> ObjectStore:
         """Another store that the job uses, with the settings its job file has for it."""

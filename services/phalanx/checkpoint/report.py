@@ -5,13 +5,15 @@ tables and JSON.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, Lineage, Link, Manifest, keys
+from phalanx.checkpoint.retention import why_dead
+from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, Lineage, Manifest, keys
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.dtypes import DTYPES
 from phalanx.snapshot.index import Index
+
+_REMOVED = "removed to save space; its step records stay"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +43,16 @@ def checkpoint_rows(store: ObjectStore, *, dead: bool) -> list[CheckpointRow]:
     manifest.
     """
     lineage = Lineage(store)
-    chain = lineage.chain()
+    chain, attempts = lineage.chain(), lineage.attempts()
     live = set(lineage.checkpoints())
     rows: list[CheckpointRow] = []
-    for attempt in lineage.attempts():
-        sizes, committed = _sizes(store, attempt)
+    for attempt in attempts:
+        sizes, committed, retired = _sizes(store, attempt)
         for ref, num_bytes in sorted(sizes.items()):
-            why = None if ref in live else _why_dead(ref, attempt, chain, is_committed=ref in committed)
+            if ref in committed:
+                why = None if ref in live else why_dead(ref, attempts, chain)
+            else:
+                why = _REMOVED if ref in retired else "never committed: it has no manifest"
             if why is None or dead:
                 world_size, damage = _world_size(lineage, ref) if ref in committed else (None, None)
                 rows.append(CheckpointRow(ref.attempt, ref.step, num_bytes, world_size, why or damage))
@@ -73,16 +78,20 @@ def ancestry(lineage: Lineage, manifest: Manifest) -> list[CheckpointRef]:
     return found
 
 
-def _sizes(store: ObjectStore, attempt: Attempt) -> tuple[dict[CheckpointRef, int], set[CheckpointRef]]:
-    """Bytes stored for each save of `attempt`, and which of them have a manifest."""
+def _sizes(
+    store: ObjectStore, attempt: Attempt
+) -> tuple[dict[CheckpointRef, int], set[CheckpointRef], set[CheckpointRef]]:
+    """Bytes stored for each save of `attempt`; which of them have a manifest, and which had one."""
     sizes: dict[CheckpointRef, int] = {}
     committed: set[CheckpointRef] = set()
+    retired: set[CheckpointRef] = set()
     for info in store.list(keys.checkpoints_of(attempt.number)):
         ref = keys.checkpoint_of(info.key)
         if ref is not None:
             sizes[ref] = sizes.get(ref, 0) + info.num_bytes
             committed |= {ref} if keys.manifest_ref(info.key) else set()
-    return sizes, committed
+            retired |= {ref} if keys.retired_ref(info.key) else set()
+    return sizes, committed, retired
 
 
 def _world_size(lineage: Lineage, ref: CheckpointRef) -> tuple[int | None, str | None]:
@@ -90,15 +99,3 @@ def _world_size(lineage: Lineage, ref: CheckpointRef) -> tuple[int | None, str |
         return lineage.manifest(ref).world_size, None
     except DamagedObject as error:
         return None, str(error)
-
-
-def _why_dead(ref: CheckpointRef, attempt: Attempt, chain: Sequence[Link], *, is_committed: bool) -> str:
-    if not is_committed:
-        return "never committed: it has no manifest"
-    numbers = [link.attempt.number for link in chain]
-    if ref.attempt not in numbers:
-        return f"attempt {ref.attempt} is not among the ancestors of attempt {numbers[-1]}"
-    if attempt.parent is not None and ref.step <= attempt.parent.step:
-        return f"not after the parent of its attempt, {attempt.parent}"
-    child = chain[numbers.index(ref.attempt) + 1].attempt
-    return f"attempt {child.number} went on from step {child.start_step}"

@@ -1,8 +1,9 @@
-"""`phalanx checkpoint ls|show|verify|export`: what a job has saved, whether it is whole, and its export."""
+"""`phalanx checkpoint ls|show|verify|export|prune|pin|unpin`: what a job has saved, whether it is whole, what stays."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +16,9 @@ from phalanx.cli.output import print_facts, print_json, print_table
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from phalanx.checkpoint.catalog import View
+    from phalanx.checkpoint.client import CheckpointClient
+    from phalanx.checkpoint.collection import Report
     from phalanx.lineage import CheckpointRef
     from phalanx.objects import ObjectStore
     from phalanx.snapshot.verify import Damage
@@ -27,7 +31,7 @@ class ExportDtype(StrEnum):
     BFLOAT16 = "bfloat16"
 
 
-_group = typer.Typer(no_args_is_help=True, help="List, show, verify and export checkpoints.")
+_group = typer.Typer(no_args_is_help=True, help="List, show, verify, export, keep and remove checkpoints.")
 
 Job = Annotated[str, typer.Argument(metavar="JOB", help="Job file, or URL of a job's root (.../projects/P/jobs/NAME).")]
 
@@ -163,6 +167,123 @@ def export_checkpoint(
         print_json(facts)
     else:
         print_facts(facts, "exported")
+
+
+Context = Annotated[
+    Path | None, typer.Option("--context", metavar="FILE", help="Client's context, for a job that was submitted.")
+]
+Submitted = Annotated[str, typer.Argument(metavar="JOB", help="Submitted job: projects/PROJECT/jobs/NAME.")]
+Selector = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="`latest`, a step, or a<attempt>-s<step>.")]
+
+
+@_group.command("prune")
+def prune_checkpoints(
+    job: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB",
+            help="Submitted job (projects/PROJECT/jobs/NAME): pruned by the checkpoint service. Job file, or URL of a "
+            "job's root: pruned here, straight on storage.",
+        ),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing; say what would go, and why.")] = False,
+    grace: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds between two looks at storage; what neither finds needed goes."),
+    ] = 60.0,
+    keep_latest: Annotated[
+        int | None, typer.Option(min=0, help="Instead of checkpoint.keep_latest_k; 0 keeps all live ones.")
+    ] = None,
+    cluster: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Root of the cluster that the job was submitted to, for its pins and forks."),
+    ] = None,
+    context: Context = None,
+    as_json: AsJson = False,
+    overrides: Overrides = None,
+) -> None:
+    """Remove checkpoints that the job does not keep, and what dead attempts left behind. Without --dry-run it deletes;
+    what is needed to resume, pinned or under way always stays.
+    """
+    report = (
+        _service_prune(job, context, dry_run=dry_run)
+        if job.startswith("projects/")
+        else _direct_prune(job, overrides or (), cluster, keep_latest, grace, dry_run=dry_run)
+    )
+    if as_json:
+        print_json({"dry_run": dry_run, **dataclasses.asdict(report)})
+        return
+    gone = [
+        (str(each.ref), "removed" if each.removed else "goes", each.why, each.num_objects, _size(each.num_bytes))
+        for each in report.removals
+    ]
+    stays = [(str(each.ref), "stays", each.why, "", "") for each in report.kept]
+    print_table(("checkpoint", "what", "why", "objects", "size"), [*gone, *stays], "pruned")
+
+
+@_group.command("pin")
+def pin_checkpoint(
+    job: Submitted,
+    checkpoint: Selector,
+    reason: Annotated[str, typer.Option("--reason", help="Why, for others to read.")] = "",
+    expected_revision: Annotated[int, typer.Option(min=0, help="Revision of the pins as you saw them; 0: any.")] = 0,
+    context: Context = None,
+    as_json: AsJson = False,
+) -> None:
+    """Keep a checkpoint of a submitted job whatever retention says, until it is unpinned."""
+    with _client(context) as client:
+        view, revision = client.pin(job, checkpoint, reason, expected_revision=expected_revision)
+    _print_pin(view, revision, as_json=as_json)
+
+
+@_group.command("unpin")
+def unpin_checkpoint(
+    job: Submitted,
+    checkpoint: Selector,
+    expected_revision: Annotated[int, typer.Option(min=0, help="Revision of the pins as you saw them; 0: any.")] = 0,
+    context: Context = None,
+    as_json: AsJson = False,
+) -> None:
+    """Take a pin back; retention decides again."""
+    with _client(context) as client:
+        view, revision = client.unpin(job, checkpoint, expected_revision=expected_revision)
+    _print_pin(view, revision, as_json=as_json)
+
+
+def _client(context: Path | None) -> CheckpointClient:
+    from phalanx.checkpoint.client import connect_checkpoint
+    from phalanx.rpc import find_client
+
+    return connect_checkpoint(find_client(context))
+
+
+def _print_pin(view: View, revision: int, *, as_json: bool) -> None:
+    facts = {
+        "attempt": view.ref.attempt,
+        "step": view.ref.step,
+        "state": str(view.state),
+        "pinned": view.pin_reason is not None,
+        "reason": view.pin_reason or "",
+        "revision": revision,
+    }
+    print_json(facts) if as_json else print_facts(facts, "pin")
+
+
+def _service_prune(job: str, context: Path | None, *, dry_run: bool) -> Report:
+    with _client(context) as client:
+        return client.prune(job, dry_run=dry_run)
+
+
+def _direct_prune(
+    job: str, overrides: Sequence[str], cluster: str | None, keep_latest: int | None, grace_s: float, *, dry_run: bool
+) -> Report:
+    from phalanx.checkpoint.place import find_job
+    from phalanx.checkpoint.pruning import prune
+
+    place = find_job(job, overrides)
+    policy = place.policy(keep_latest)
+    root = None if cluster is None else place.open(cluster)
+    return prune(place.store, policy, dry_run=dry_run, grace_s=grace_s, cluster=root, name=place.name)
 
 
 def _verify_one(store: ObjectStore, ref: CheckpointRef, *, quiet: bool) -> tuple[Damage, ...]:

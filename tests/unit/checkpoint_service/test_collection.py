@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 from support.checkpoints import a_draft, open_attempt, restores, save, write_parts
+from support.ministack import foreign_client
 
 from phalanx.checkpoint.collection import Collector, Outlook, OutlookChanged
 from phalanx.checkpoint.retention import Decision, Facts, Policy
@@ -224,3 +227,31 @@ def test_collect_killed_at_any_change_leaves_only_whole_checkpoints_and_the_next
         if not is_killed:
             return
     raise AssertionError("no pass went through")
+
+
+def begin_upload(url, key):
+    """An upload in parts that is begun by another client and never finished."""
+    bucket, _, prefix = url.removeprefix("s3://").partition("/")
+    client = foreign_client(os.environ["AWS_ENDPOINT_URL"])
+    upload_id = client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/{key}")["UploadId"]
+    client.upload_part(Bucket=bucket, Key=f"{prefix}/{key}", UploadId=upload_id, PartNumber=1, Body=b"x" * 100)
+
+
+def test_collect_drops_uploads_that_nobody_will_finish_after_the_grace(s3_prefix):
+    store = open_store(s3_prefix).within("projects/p/jobs/j")
+    saved(store, 2)
+    open_attempt(store)
+    dead, done, going, foreign = (
+        keys.tensors(ref, keys.number(9), 0)
+        for ref in (CheckpointRef(1, 4), CheckpointRef(1, 2), CheckpointRef(2, 4), CheckpointRef(9, 1))
+    )
+    for key in (dead, done, going, foreign):
+        begin_upload(store.url, key)
+    clock = Clock()
+    worker = collector(store, clock)
+    assert [removal.removed for removal in worker.collect().removals] == [False, False]
+    clock.now_s = GRACE_S
+    report = worker.collect()
+    assert {removal.why.rpartition(" ")[2] for removal in report.removals if removal.removed} == {dead, done}
+    assert {upload.key for upload in store.uploads()} == {going, foreign}
+    assert restores(store, CheckpointRef(1, 2))

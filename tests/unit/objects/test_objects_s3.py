@@ -457,3 +457,18 @@ def test_store_used_in_a_forked_child_is_refused_not_hung(open_place: Open, mini
     os.close(writer)
     assert b"forked" in os.read(reader, 1000)
     os.close(reader)
+
+
+def test_unfinished_uploads_are_listed_dropped_once_and_leave_objects_alone(ministack, s3_prefix):
+    bucket, _, prefix = s3_prefix.removeprefix("s3://").partition("/")
+    client, store = foreign_client(ministack), open_store(s3_prefix)
+    store.create("a/whole", b"whole")
+    for key in ("a/whole", "a/half", "b/other"):
+        client.create_multipart_upload(Bucket=bucket, Key=f"{prefix}/{key}")
+    found = store.uploads("a/")
+    assert sorted(upload.key for upload in found) == ["a/half", "a/whole"]
+    for upload in (*found, *found):
+        store.drop_upload(upload)
+    assert [upload.key for upload in store.uploads()] == ["b/other"]
+    assert store.read("a/whole") == b"whole"
+    assert open_store("memory://").uploads() == ()

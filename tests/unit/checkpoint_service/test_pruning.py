@@ -1,0 +1,93 @@
+"""`phalanx checkpoint prune` straight on storage."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support.checkpoints import IDENTITY, open_attempt, register, restores, save, spec_of, write_parts
+from typer.testing import CliRunner
+
+from phalanx.checkpoint.pins import PinDecision, PinLog
+from phalanx.checkpoint.pruning import prune
+from phalanx.checkpoint.report import checkpoint_rows
+from phalanx.checkpoint.retention import Policy
+from phalanx.cli.main import app
+from phalanx.core.errors import PhalanxError
+from phalanx.lineage import CheckpointRef, Lineage
+from phalanx.lineage.events import EventLog, EventType, JobEvent, JobState
+from phalanx.objects import open_store
+
+
+@pytest.fixture
+def root(tmp_path):
+    return open_store(f"file://{tmp_path}")
+
+
+def a_job(root, **checkpoint):
+    """A job of `phalanx run` with checkpoints at 2, 4 and 6, and a save under way."""
+    store = root.within("projects/p/jobs/alone")
+    spec = spec_of("alone", root.url, **checkpoint)
+    Lineage(store).create_job(request_id="r", spec=spec, identity={}, identity_digest=IDENTITY)
+    open_attempt(store)
+    for step in (2, 4, 6):
+        save(store, CheckpointRef(1, step), first_step=step - 1)
+    write_parts(store, CheckpointRef(1, 8), 2, ranks=[1])
+    return store
+
+
+def run(*arguments):
+    result = CliRunner().invoke(app, ["checkpoint", "prune", *arguments, "--json"])
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def test_prune_by_hand_explains_and_then_removes(root):
+    store = a_job(root, keep_latest_k=1)
+    told = run(store.url, "--dry-run")
+    assert [(each["ref"]["step"], each["removed"]) for each in told["removals"]] == [(2, False), (4, False)]
+    assert [each["ref"]["step"] for each in told["kept"]] == [6, 8]
+    done = run(store.url, "--grace", "0")
+    assert [(each["ref"]["step"], each["removed"]) for each in done["removals"]] == [(2, True), (4, True)]
+    assert Lineage(store).checkpoints() == (CheckpointRef(1, 6),) and restores(store, CheckpointRef(1, 6))
+    rows = {row.step: row.why_dead for row in checkpoint_rows(store, dead=True)}
+    assert rows == {
+        2: "removed to save space; its step records stay",
+        4: "removed to save space; its step records stay",
+        6: None,
+        8: "never committed: it has no manifest",
+    }
+
+
+def test_prune_by_hand_keeps_all_live_ones_where_the_job_sets_no_limit(root):
+    store = a_job(root)
+    assert run(store.url, "--grace", "0")["removals"] == []
+    assert [each["ref"]["step"] for each in run(store.url, "--grace", "0", "--keep-latest", "1")["removals"]] == [2, 4]
+
+
+def test_prune_by_hand_waits_its_grace_once_and_spares_what_was_needed_meanwhile(root):
+    store = a_job(root)
+    waited = []
+
+    def attempt_starts(seconds):
+        waited.append(seconds)
+        open_attempt(store, avoid=[CheckpointRef(1, 6)])
+
+    report = prune(store, Policy(keep_latest=1), dry_run=False, grace_s=0.001, sleep=attempt_starts)
+    assert waited == [0.001]
+    assert restores(store, CheckpointRef(1, 4)) and restores(store, CheckpointRef(1, 6))
+    assert CheckpointRef(1, 4) in [decision.ref for decision in report.kept]
+
+
+def test_prune_by_hand_of_a_submitted_job_needs_its_cluster_and_keeps_its_pins(root):
+    job = register(root, "j", keep_latest_k=1)
+    store = job.store()
+    open_attempt(store)
+    for step in (2, 4):
+        save(store, CheckpointRef(1, step))
+    EventLog(store).append(JobEvent(1, EventType.SUBMITTED, JobState.QUEUED, "now", "w"))
+    with pytest.raises(PhalanxError, match="--cluster URL"):
+        prune(store, Policy(keep_latest=1), dry_run=True)
+    assert PinLog(root).create(job.name, PinDecision(1, "pin", 1, 2, "why not", "r", "me"))
+    report = run(store.url, "--cluster", root.url, "--grace", "0", "--keep-latest", "1")
+    assert report["removals"] == [] and report["kept"][0]["why"] == "pinned: why not"
