@@ -29,10 +29,7 @@ def _opened(lineage: Lineage, start: Start, preparation: Preparation) -> Attempt
             return lineage.open_attempt(
                 code_digest=preparation.code_digest,
                 identity_digest=preparation.identity_digest,
-                placement={
-                    **preparation.placement,
-                    "nodes": {each: list(ranks) for each, ranks in start.ranks.items()},
-                },
+                placement={**preparation.placement, "nodes": nodes},
                 avoid=avoid,
                 request_id=start.request_id,
             )
