@@ -1,1 +1,241 @@
-"""The typed client of all services."""
+"""`phalanx.Client`: everything that a user does with a cluster, as typed calls.
+
+    with phalanx.Client() as client:
+        job = client.submit(Path("job.toml")).job
+        client.wait(job.name)
+
+A job is named `NAME`, `PROJECT/NAME` or `projects/PROJECT/jobs/NAME`. Errors: PhalanxError for what the caller must
+change, OutsideError for what is broken. Each part of the cluster also has its own typed client here: `train`, `data`,
+`checkpoint`, `monitor`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jwt
+
+from phalanx.checkpoint.client import CheckpointClient, connect_checkpoint
+from phalanx.core.errors import PhalanxError
+from phalanx.data.client import DataClient, DatasetVersion, connect_data
+from phalanx.lineage.events import JobState
+from phalanx.lineage.registry import JobName
+from phalanx.monitor.client import MonitorClient, connect_monitor
+from phalanx.rpc import ClientConfig, TimedOut, Unavailable, find_client
+from phalanx.spec import Job, load_job
+from phalanx.spec.job import plain
+from phalanx.train.client import LogPiece, TrainClient, connect_train
+from phalanx.train.values import EventView, JobView, NodeView, Submitted
+
+DEFAULT_PROJECT = "default"
+PATIENCE_S = 5.0
+AWAY_S = 60.0
+
+
+def job_name(text: str) -> str:
+    """`projects/P/jobs/NAME` of whatever form a user wrote. Raises PhalanxError."""
+    parts = text.split("/")
+    if len(parts) == 1:
+        parts = ["projects", DEFAULT_PROJECT, "jobs", *parts]
+    elif len(parts) == 2:
+        parts = ["projects", parts[0], "jobs", parts[1]]
+    try:
+        return str(JobName.parse("/".join(parts)))
+    except PhalanxError as error:
+        raise PhalanxError(
+            "job", value=text, expected="NAME, PROJECT/NAME or projects/PROJECT/jobs/NAME", remedy="correct the name"
+        ) from error
+
+
+class Client:
+    """The services of one cluster. context: a file such as HOME/client.toml; None looks for $PHALANX_CONTEXT, then
+    ./phalanx-home/client.toml. patience_s: how long a call waits for a service that is not up.
+    """
+
+    def __init__(self, context: Path | None = None, *, patience_s: float = PATIENCE_S) -> None:
+        self._config: ClientConfig = find_client(context)
+        self._patience_s = patience_s
+        self._open = ExitStack()
+
+    @cached_property
+    def train(self) -> TrainClient:
+        """Jobs and nodes."""
+        return self._open.enter_context(connect_train(self._config, patience_s=self._patience_s))
+
+    @cached_property
+    def data(self) -> DataClient:
+        """Datasets."""
+        return self._open.enter_context(connect_data(self._config, patience_s=self._patience_s))
+
+    @cached_property
+    def checkpoint(self) -> CheckpointClient:
+        """Checkpoints."""
+        return self._open.enter_context(connect_checkpoint(self._config, patience_s=self._patience_s))
+
+    @cached_property
+    def monitor(self) -> MonitorClient:
+        """What runs measure, and their incidents."""
+        return self._open.enter_context(connect_monitor(self._config, patience_s=self._patience_s))
+
+    @property
+    def subject(self) -> str:
+        """Who this client is, by its token; jobs that it submits belong to it."""
+        path = self._config.security.token
+        if path is None:
+            return ""
+        claims: dict[str, Any] = jwt.decode(path.read_text().strip(), options={"verify_signature": False})
+        return str(claims["sub"])
+
+    # Jobs.
+
+    def submit(
+        self,
+        job: Path | Job,
+        overrides: Sequence[str] = (),
+        *,
+        request_id: str = "",
+        dry_run: bool = False,
+    ) -> Submitted:
+        """Submits a job file, or a job. The same request id again gives the same job. dry_run: only checks."""
+        value = job if isinstance(job, Job) else load_job(job, overrides)
+        return self.train.submit(absolute(plain(value)), request_id=request_id, dry_run=dry_run)
+
+    def fork(
+        self,
+        source: str,
+        at: str = "latest",
+        overrides: Sequence[str] = (),
+        *,
+        name: str = "",
+        request_id: str = "",
+        dry_run: bool = False,
+    ) -> Submitted:
+        """Submits a new job that starts from a checkpoint of another one. at: `latest`, a step or `a<A>-s<step>`."""
+        _refuse_relative(overrides)
+        return self.train.fork(
+            job_name(source), at, name=name, overrides=tuple(overrides), request_id=request_id, dry_run=dry_run
+        )
+
+    def job(self, name: str) -> JobView:
+        """A job as it stands."""
+        return self.train.get(job_name(name))
+
+    def jobs(self, *, mine: bool = False, states: Sequence[JobState] = ()) -> Iterator[JobView]:
+        """Jobs, newest first."""
+        return self.train.list(owner=self.subject if mine else "", states=tuple(states))
+
+    def watch(self, name: str, after_revision: int = 0) -> Iterator[EventView]:
+        """The events of a job behind a revision, each once, for ever; through restarts of the service."""
+        return self.train.watch(job_name(name), after_revision)
+
+    def logs(
+        self, name: str, rank: int = 0, *, attempt: int = 0, offset: int = 0, follow: bool = False
+    ) -> Iterator[LogPiece]:
+        """What a rank printed. attempt: 0 for the newest. offset: first byte, negative from the end."""
+        return self.train.logs(job_name(name), rank, attempt=attempt, offset=offset, follow_on=follow)
+
+    def wait(self, name: str, deadline_s: float | None = None) -> JobView:
+        """The job once it has succeeded, failed or was stopped; a service that is restarted meanwhile is waited for.
+
+        Raises TimedOut past the deadline, and what the service raises once it is away for longer than a minute.
+        """
+        end_s = None if deadline_s is None else time.monotonic() + deadline_s
+        last_heard_s = time.monotonic()
+        while True:
+            left_s = None if end_s is None else end_s - time.monotonic()
+            try:
+                return self.train.wait(job_name(name), timeout_s=left_s)
+            except TimedOut:
+                if end_s is not None and time.monotonic() >= end_s:
+                    raise
+            except Unavailable:
+                if time.monotonic() - last_heard_s > AWAY_S:
+                    raise
+                continue
+            last_heard_s = time.monotonic()
+
+    def stop(self, name: str, *, request_id: str = "", expected_revision: int = 0) -> JobView:
+        """Has the job commit a checkpoint and end."""
+        return self.train.stop(job_name(name), request_id=request_id, expected_revision=expected_revision)
+
+    def suspend(self, name: str, *, request_id: str = "", expected_revision: int = 0) -> JobView:
+        """Has the job commit a checkpoint and leave its nodes."""
+        return self.train.suspend(job_name(name), request_id=request_id, expected_revision=expected_revision)
+
+    def resume(
+        self,
+        name: str,
+        overrides: Sequence[str] = (),
+        *,
+        request_id: str = "",
+        expected_revision: int = 0,
+    ) -> JobView:
+        """Goes on with a job that was suspended, stopped or failed; overrides change placement and free keys."""
+        _refuse_relative(overrides)
+        return self.train.resume(
+            job_name(name), tuple(overrides), request_id=request_id, expected_revision=expected_revision
+        )
+
+    def checkpoint_now(self, name: str, *, request_id: str = "") -> JobView:
+        """Has a checkpoint taken at the next step boundary; it follows as an event."""
+        return self.train.checkpoint_now(job_name(name), request_id=request_id)
+
+    def stacks(self, name: str, ranks: Sequence[int] = ()) -> dict[int, str]:
+        """The Python stacks of a running job's ranks."""
+        return dict(self.train.stacks(job_name(name), tuple(ranks)))
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        """The nodes of the cluster."""
+        return tuple(self.train.nodes())
+
+    # Data.
+
+    def register(self, name: str, url: str, *, request_id: str = "") -> DatasetVersion:
+        """Adds what `phalanx data prepare` wrote at `url` to the catalog."""
+        return self.data.register(name, absolute_url(url), request_id=request_id or None)
+
+    def close(self) -> None:
+        """Ends all connections."""
+        self._open.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def absolute(spec: dict[str, Any]) -> dict[str, Any]:
+    """The job file with folders that mean the same on every process of this machine: relative ones start here."""
+    data = spec["data"]
+    places = {key: absolute_url(data[key]) for key in ("train", "held_out") if data.get(key)}
+    return {
+        **spec,
+        "job": {**spec["job"], "storage": absolute_url(spec["job"]["storage"])},
+        "data": {**data, **places},
+        "metrics": {**spec["metrics"], "folder": str(Path(spec["metrics"]["folder"]).expanduser().absolute())},
+    }
+
+
+def absolute_url(url: str) -> str:
+    """`file://./x` and `file://~/x` as `file:///...`; every other URL as it is."""
+    rest = url.removeprefix("file://")
+    if rest == url or rest.startswith("/"):
+        return url
+    return f"file://{Path(rest).expanduser().absolute()}"
+
+
+def _refuse_relative(overrides: Sequence[str]) -> None:
+    for override in overrides:
+        if "file://." in override or "file://~" in override:
+            raise PhalanxError(
+                "--set", value=override, expected="an absolute file:///... URL", remedy="write the whole path"
+            )

@@ -35,4 +35,10 @@ def run_reporting_errors(app: typer.Typer) -> int:
         return INTERRUPTED
     except OutsideError as error:
         sys.stderr.write(f"phalanx: {error}\n")
-        return 1
+        return 2 if _is_not_up(error) else 1
+
+
+def _is_not_up(error: OutsideError) -> bool:
+    """Whether a service that the command needs does not run; asked without importing what most commands don't need."""
+    rpc_errors = sys.modules.get("phalanx.rpc.errors")
+    return rpc_errors is not None and isinstance(error, rpc_errors.NotUp)

@@ -1,8 +1,10 @@
-"""The demo, chapter by chapter: prepare, run, lose a rank, change the layout, prove, compare, export, sample."""
+"""The demo, chapter by chapter: prepare, start the services, run and be struck, change the layout, prove, compare,
+export, sample.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +15,10 @@ from phalanx.checkpoint.place import JobPlace
 from phalanx.checkpoint.target import hugging_face_target
 from phalanx.cli.data_display import PrepareDisplay
 from phalanx.cli.demo import jobs
-from phalanx.cli.demo.trouble import VICTIM_RANK, Trouble
+from phalanx.cli.demo.cluster import Cluster, running_cluster
+from phalanx.cli.demo.main_job import MainJob
+from phalanx.cli.demo.records import StepFacts, step_facts
+from phalanx.cli.demo.trouble import Trouble
 from phalanx.cli.display import RunDisplay
 from phalanx.core.errors import OutsideError
 from phalanx.data.job_proof import prove_job
@@ -22,7 +27,8 @@ from phalanx.data.prepare.report import PrepareReport
 from phalanx.data.prepare.settings import PrepareSettings
 from phalanx.data.prepare.sources import python_stdlib_corpus
 from phalanx.data.proof import Proof
-from phalanx.gang import Event, ForkServer, GangOutcome, StopSignals
+from phalanx.gang import ForkServer, GangOutcome, StopSignals
+from phalanx.lineage.events import JobState
 from phalanx.objects import open_store
 from phalanx.spec import Job, Layout, load_job
 from phalanx.trainer.local import run_job
@@ -40,8 +46,13 @@ PROMPTS = ("def ", "import ", "class ")
 class Findings:
     """What came out, chapter by chapter."""
 
-    tally: Tally
     layouts: list[str] = field(default_factory=list)
+    page_url: str = ""
+    service_restarts: dict[str, int] = field(default_factory=dict)
+    checkpoints: int = 0
+    eval_loss: float | None = None
+    facts: StepFacts | None = None
+    trouble: Trouble | None = None
     proof: Proof | None = None
     small_proof: Proof | None = None
     reference_max_rel_diff: float | None = None
@@ -50,14 +61,12 @@ class Findings:
 
 
 class Story:
-    """One telling. An interruption ends it with KeyboardInterrupt: at once, or, while ranks live, after a commit."""
+    """One telling. An interruption ends it at once; the services of `services` commit and end with it."""
 
-    def __init__(self, folder: Path, console: Console, server: ForkServer) -> None:
-        self._folder, self._console, self._server = folder, console, server
-        self._stop = StopSignals()
+    def __init__(self, folder: Path, console: Console) -> None:
+        self._folder, self._console = folder, console
         self._small_epoch_tokens = 0
-        self.trouble = Trouble(self._stop)
-        self.found = Findings(Tally())
+        self.found = Findings()
 
     def prepare(self) -> Path:
         """Corpora, tokenizers, shards; returns the main job file."""
@@ -75,33 +84,52 @@ class Story:
         self._small_epoch_tokens = small.train.num_tokens
         return jobs.write_job(self._folder)
 
-    def train(self, path: Path) -> Job:
+    def services(self, *, keep: bool) -> AbstractContextManager[Cluster]:
+        """Data, train, checkpoint, monitor and an agent, each its own process, over mTLS on loopback."""
+        self._title("2. The services: data, train, checkpoint and monitor, and an agent for 8 ranks")
+        return running_cluster(self._folder / "home", keep=keep)
+
+    def train(self, path: Path, cluster: Cluster) -> Job:
         """Both layouts of the main job; returns it as it was at the end."""
         first, second = load_job(path), load_job(path, jobs.SECOND_LAYOUT)
+        self.found.layouts = [layout_name(job.layout(job.cluster.world_size)) for job in (first, second)]
+        self.found.page_url = cluster.state.page_url
+        self._say(f"the monitor's page: {self.found.page_url}", style="bold cyan")
+        main_job = MainJob(cluster, self._console)
+        self.found.trouble = main_job.trouble
         self._title(
-            "2. Training on 8 ranks in bf16: pp 2 x dp_shard 2 x tp 2, interleaved 1F1B; "
-            f"rank {VICTIM_RANK} gets SIGKILL on the way"
+            "3. Submitted over gRPC: 8 ranks in bf16, pp 2 x dp_shard 2 x tp 2, interleaved 1F1B; "
+            "a rank and each service get SIGKILL on the way"
         )
-        with RunDisplay(self._console, first.training.steps, first.job.name) as display:
-            self._run(first, display, self._watch_trouble, expected="stopped")
-            self._title("3. Interrupted and committed; the same job goes on with 4 ranks (dp_shard 4)")
-            self._run(second, display, self.trouble.observe, expected="ok")
-        self.found.tally = display.tally
+        main_job.submit(path)
+        main_job.run_until(JobState.STOPPED, stops=True)
+        self._title("4. Stopped and committed; resumed with 4 ranks (dp_shard 4), and the agent gets SIGKILL")
+        main_job.resume(jobs.SECOND_LAYOUT)
+        main_job.run_until(JobState.SUCCEEDED)
+        if main_job.trouble.num_left:
+            raise OutsideError(f"{main_job.trouble.num_left} of the demo's strikes never came")
+        self.found.checkpoints = main_job.num_checkpoints
+        self.found.service_restarts = cluster.restarts
+        evaluations = cluster.client.monitor.run(main_job.name).evaluations
+        self.found.eval_loss = evaluations[-1].loss if evaluations else None
+        self.found.facts = step_facts(second)
         return second
 
-    def prove(self, job: Job) -> None:
+    def prove(self, job: Job, server: ForkServer) -> None:
         """The check of the main job's records, and of two whole epochs of the small corpus in one process."""
-        self._title("4. Proof: step records along the live lineage against a reading by plain webdataset")
-        self.found.proof = self._prove(job, self.trouble.progress)
+        self._title("5. Proof: step records along the live lineage against a reading by plain webdataset")
+        assert self.found.trouble is not None, "the main job comes first"
+        self.found.proof = self._prove(job, self.found.trouble.progress)
         small = jobs.two_epoch_job(self._folder / "job.toml", self._folder, self._small_epoch_tokens)
-        self._run_alone(small)
+        self._run_alone(small, server)
         self.found.small_proof = self._prove(small, {})
 
-    def compare(self, path: Path) -> None:
+    def compare(self, path: Path, server: ForkServer) -> None:
         """The loss of the first steps in one uninterrupted process."""
-        self._title(f"5. Reference: the first {jobs.REFERENCE_STEPS} steps in one uninterrupted process")
-        reference = self._run_alone(jobs.reference_job(path)).losses
-        losses = self.found.tally.losses
+        self._title(f"6. Reference: the first {jobs.REFERENCE_STEPS} steps in one uninterrupted process")
+        assert self.found.facts is not None, "the main job comes first"
+        reference = self._run_alone(jobs.reference_job(path), server).losses
+        losses = self.found.facts.losses
         difference = max(abs(losses[step] - loss) / abs(loss) for step, loss in reference.items())
         self.found.reference_max_rel_diff = difference
         self._say(f"largest relative difference of the loss: {difference:.1e} (bound {BF16_BOUND:.0e})")
@@ -112,7 +140,7 @@ class Story:
         """The newest checkpoint as a Hugging Face folder, and a few lines sampled from it."""
         from phalanx.models.sample import sample_texts
 
-        self._title("6. Export to Hugging Face format, and a few sampled lines")
+        self._title("7. Export to Hugging Face format, and a few sampled lines")
         place = JobPlace(job_store(job), job)
         out = self._folder / "export"
         export(place.store, place.lineage.manifest(place.checkpoint("latest")), out, hugging_face_target(place, None))
@@ -126,37 +154,13 @@ class Story:
         with PrepareDisplay(self._console) as display:
             return prepare_data(source, open_store(f"{self._folder.as_uri()}/{name}"), settings, display.observe)
 
-    def _run(self, job: Job, display: RunDisplay, also: Callable[[Event], None], expected: str) -> None:
+    def _run_alone(self, job: Job, server: ForkServer) -> Tally:
+        """A job without services, to its end in this process's own gang."""
         prepared = prepare(job, job.cluster.world_size)
-        self.found.layouts.append(layout_name(prepared.layout))
-
-        def on_event(event: Event) -> None:
-            display.observe(event)
-            also(event)
-
-        with self._stop:  # only while ranks live: elsewhere an interruption may end the story at once
-            outcome = run_job(prepared, self._server, on_event, on_start=self.trouble.on_start, stop=self._stop)
-        self._settle(job, outcome, expected)
-
-    def _watch_trouble(self, event: Event) -> None:
-        had_victim = self.trouble.victim_pid is not None
-        self.trouble.observe(event)
-        if not had_victim and self.trouble.victim_pid is not None:
-            self._say(f"SIGKILL to rank {VICTIM_RANK} (pid {self.trouble.victim_pid})", style="red")
-
-    def _settle(self, job: Job, outcome: GangOutcome, expected: str) -> None:
-        """Takes the story's own stop back, and insists on the expected end."""
-        if expected == "stopped" and self.trouble.interrupted and self._stop.count == 1:
-            self._stop.count = 0
-        if self._stop.count:
-            raise KeyboardInterrupt
-        if outcome.state != expected or (outcome.first_cause is not None and outcome.state == "stopped"):
-            raise OutsideError(f"{job.job.name} ended as {outcome.state}, expected {expected}: {outcome.first_cause}")
-
-    def _run_alone(self, job: Job) -> Tally:
-        with RunDisplay(self._console, job.training.steps, job.job.name) as display:
-            self._run(job, display, lambda _: None, expected="ok")
-        self.found.layouts.pop()
+        stop = StopSignals()
+        with RunDisplay(self._console, job.training.steps, job.job.name) as display, stop:
+            outcome = run_job(prepared, server, display.observe, stop=stop)
+        _settle(job, outcome, stop)
         return display.tally
 
     def _prove(self, job: Job, progress: dict[int, int]) -> Proof:
@@ -175,6 +179,14 @@ class Story:
 
     def _say(self, text: str, style: str | None = None) -> None:
         self._console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def _settle(job: Job, outcome: GangOutcome, stop: StopSignals) -> None:
+    """Insists on a good end."""
+    if stop.count:
+        raise KeyboardInterrupt
+    if outcome.state != "ok":
+        raise OutsideError(f"{job.job.name} ended as {outcome.state}, expected ok: {outcome.first_cause}")
 
 
 def layout_name(layout: Layout) -> str:

@@ -1,72 +1,75 @@
-"""The trouble that the demo makes for its own run: a rank killed in the middle, an interruption at the end of the first
-layout.
+"""The trouble that the demo makes for its own run: SIGKILL to a rank, to each service and to the agent, and a stop in
+between.
 """
 
 from __future__ import annotations
 
-import os
-import signal
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from phalanx.gang import Event, Gang, StopSignals
+from phalanx.cli.demo.cluster import Cluster
+from phalanx.train.values import JobView
 
-VICTIM_RANK = 5
-KILL_AFTER_STEP = 12
-INTERRUPT_AFTER_STEP = 20
+RANK, AGENT = "a rank", "agent"
+KILLS = {4: "data", 7: "checkpoint", 12: RANK, 16: "train", 18: "monitor", 27: AGENT}
+STOP_AFTER_STEP = 20
+
+
+@dataclass(slots=True)
+class Recovery:
+    """From SIGKILL to what came after it, in seconds."""
+
+    attempt: int
+    killed_at_s: float
+    running_s: float | None = None
+    first_step_s: float | None = None
+
+    def observe(self, job: JobView, started_from: int | None) -> None:
+        """Takes the job as it is now. started_from: the step that its newest attempt starts from, once known."""
+        if job.attempt <= self.attempt or started_from is None:
+            return
+        now_s = time.monotonic() - self.killed_at_s
+        if self.running_s is None and job.state.value == "running":
+            self.running_s = now_s
+        if self.first_step_s is None and job.step > started_from:
+            self.first_step_s = now_s
 
 
 class Trouble:
-    """Watches the events of the main job, strikes, and measures.
-
-    recovery_s: from SIGKILL to the first step that the next attempt finished; ready_again_s: the part of it before that
-    step began. progress: for each attempt the last step that it finished.
+    """Strikes as the main job reaches its steps, and measures. progress: for each attempt the last step that was seen
+    finished.
     """
 
-    def __init__(self, stop: StopSignals) -> None:
-        self._stop = stop
-        self._gang: Gang | None = None
-        self._killed_at_s: float | None = None
-        self._attempt = self._killed_attempt = 0
-        self.victim_pid: int | None = None
-        self.recovery_s: float | None = None
-        self.ready_again_s: float | None = None
-        self.interrupted = False
+    def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
+        self._cluster, self._say = cluster, say
+        self._due = dict(KILLS)
+        self.recoveries: dict[str, Recovery] = {}
         self.progress: dict[int, int] = {}
 
-    def on_start(self, gang: Gang) -> None:
-        """Each gang of the job as it starts."""
-        self._gang = gang
+    def observe(self, job: JobView, started_from: int | None) -> None:
+        """The job as it is now; strikes where it is due and no earlier strike is still being recovered from."""
+        if started_from is not None and job.step > started_from:
+            self.progress[job.attempt] = max(job.step, self.progress.get(job.attempt, 0))
+        for recovery in self.recoveries.values():
+            recovery.observe(job, started_from)
+        is_recovering = any(each.first_step_s is None for each in self.recoveries.values())
+        due = [step for step in self._due if job.step >= step]
+        if due and job.state.value == "running" and not is_recovering:
+            self._strike(self._due.pop(due[0]), job)
 
-    def observe(self, event: Event) -> None:
-        """Each event of the job."""
-        if event.kind == "opened" and event.rank == 0:
-            self._attempt = int(event.fields["attempt"])
-        elif (
-            event.kind == "phase"
-            and event.rank == 0
-            and event.fields["name"] == "first_step"
-            and self._is_next_attempt()
-        ):
-            self.ready_again_s = event.time_monotonic_s - (self._killed_at_s or 0.0)
-        elif event.kind == "progress":
-            self._after_step(int(event.fields["step"]), event.time_monotonic_s)
+    @property
+    def is_done_before_stop(self) -> bool:
+        """Whether all that belongs to the first layout has happened."""
+        return all(step > STOP_AFTER_STEP for step in self._due)
 
-    def _after_step(self, step: int, now_s: float) -> None:
-        self.progress[self._attempt] = step
-        if self._killed_at_s is None and step >= KILL_AFTER_STEP:
-            self._kill()
-        elif self._is_next_attempt() and self.recovery_s is None:
-            self.recovery_s = now_s - (self._killed_at_s or 0.0)
-        if step >= INTERRUPT_AFTER_STEP and not self.interrupted:
-            self.interrupted = True
-            self._stop.request()
+    @property
+    def num_left(self) -> int:
+        """Strikes that never came."""
+        return len(self._due)
 
-    def _kill(self) -> None:
-        assert self._gang is not None
-        self.victim_pid = self._gang.pids[VICTIM_RANK]
-        self._killed_attempt = self._attempt
-        self._killed_at_s = time.monotonic()
-        os.kill(self.victim_pid, signal.SIGKILL)
-
-    def _is_next_attempt(self) -> bool:
-        return self._killed_at_s is not None and self._attempt == self._killed_attempt + 1
+    def _strike(self, victim: str, job: JobView) -> None:
+        pid = self._cluster.kill_rank() if victim == RANK else self._cluster.kill(victim)
+        if victim in (RANK, AGENT):
+            self.recoveries[victim] = Recovery(job.attempt, time.monotonic())
+        self._say(f"SIGKILL to {victim if victim == RANK else 'the ' + victim} (pid {pid}) at step {job.step}")

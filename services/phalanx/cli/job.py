@@ -1,0 +1,313 @@
+"""`phalanx job ...`: submit a job to the services, watch it, stop it, resume it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from phalanx.cli.config import AsJson, Overrides
+from phalanx.cli.context import Context, open_client
+from phalanx.cli.output import print_facts, print_json, print_table
+from phalanx.core.errors import PhalanxError
+
+if TYPE_CHECKING:
+    from phalanx.train.values import JobView
+
+_group = typer.Typer(no_args_is_help=True, help="Submit, watch, stop and resume jobs of the services.")
+
+Name = Annotated[str, typer.Argument(metavar="JOB", help="NAME, PROJECT/NAME or projects/PROJECT/jobs/NAME.")]
+RequestId = Annotated[str, typer.Option("--request-id", help="Repeat a request under its id: the answer is the same.")]
+Revision = Annotated[
+    int, typer.Option("--revision", min=0, help="Only if this is still the job's revision (0: do not check).")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the `job` group and `nodes` to the command line."""
+    app.add_typer(_group, name="job")
+    app.command("nodes")(nodes)
+
+
+@_group.command("submit")
+def submit(
+    job: Annotated[Path | None, typer.Argument(help="The job file.", show_default=False)] = None,
+    overrides: Overrides = None,
+    from_: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="JOB@STEP", help="Start from a checkpoint of another job (`JOB` for its latest)."
+        ),
+    ] = None,
+    name: Annotated[str, typer.Option(help="Name of a forked job (default: the other's with a number).")] = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and submit nothing.")] = False,
+    watch_: Annotated[bool, typer.Option("--watch", help="Go on watching it until it is over.")] = False,
+    request_id: RequestId = "",
+    context: Context = None,
+    as_json: AsJson = False,
+) -> int:
+    """Submit a job file, or fork a job with other keys."""
+    if (job is None) == (from_ is None):
+        raise PhalanxError(
+            "phalanx job submit",
+            expected="a job file, or --from JOB@STEP",
+            remedy="name one of the two (`--from` takes the other job's file, changed by --set)",
+        )
+    with open_client(context) as client:
+        if job is not None:
+            submitted = client.submit(job, overrides or (), request_id=request_id, dry_run=dry_run)
+        else:
+            source, _, at = str(from_).partition("@")
+            submitted = client.fork(
+                source, at or "latest", overrides or (), name=name, request_id=request_id, dry_run=dry_run
+            )
+        for warning in submitted.warnings:
+            sys.stderr.write(f"warning: {warning}\n")
+        if watch_ and not dry_run:
+            return _watch(context, submitted.job.name, as_json=as_json)
+        if as_json:
+            print_json({**facts_of(submitted.job), "warnings": list(submitted.warnings), "dry_run": dry_run})
+        else:
+            said = "may be submitted" if dry_run else str(submitted.job.state)
+            sys.stdout.write(f"{submitted.job.name}: {said}\n")
+    return 0
+
+
+@_group.command("ls")
+def list_jobs(
+    mine: Annotated[bool, typer.Option("--mine", help="Only those that you submitted.")] = False,
+    state: Annotated[
+        list[str] | None, typer.Option("--state", help="Only those in this state; may be repeated.")
+    ] = None,
+    context: Context = None,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, newest first."""
+    with open_client(context) as client:
+        jobs = list(client.jobs(mine=mine, states=_states(state or ())))
+    if as_json:
+        print_json({"jobs": [facts_of(job) for job in jobs]})
+        return
+    rows = [
+        (
+            short_name(job.name),
+            str(job.state),
+            f"{job.step:,} of {job.num_steps:,}",
+            job.attempt,
+            job.owner,
+            job.message,
+        )
+        for job in jobs
+    ]
+    print_table(("job", "state", "step", "attempt", "owner", ""), rows, "jobs")
+
+
+@_group.command("show")
+def show(job: Name, context: Context = None, as_json: AsJson = False) -> None:
+    """Show a job as it stands."""
+    with open_client(context) as client:
+        found = client.job(job)
+    _print_job(found, as_json=as_json)
+
+
+@_group.command("watch")
+def watch(
+    job: Name,
+    after: Annotated[int, typer.Option(min=0, help="Only events behind this revision.")] = 0,
+    context: Context = None,
+    as_json: AsJson = False,
+) -> int:
+    """Follow a job until it is over; with --json one object a line. Exit 1 unless it succeeded."""
+    from phalanx.client import job_name
+
+    return _watch(context, job_name(job), after=after, as_json=as_json)
+
+
+@_group.command("logs")
+def logs(
+    job: Name,
+    rank: Annotated[int, typer.Option(min=0, help="The rank.")] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on with what comes, until the job is over.")
+    ] = False,
+    attempt: Annotated[int, typer.Option(min=0, help="The attempt (0: the newest).")] = 0,
+    tail: Annotated[int, typer.Option(min=0, metavar="BYTES", help="Only the last bytes (0: all).")] = 0,
+    context: Context = None,
+) -> None:
+    """Print what a rank printed."""
+    with open_client(context) as client:
+        for piece in client.logs(job, rank, attempt=attempt, offset=-tail, follow=follow):
+            sys.stdout.buffer.write(piece.data)
+            sys.stdout.buffer.flush()
+
+
+@_group.command("wait")
+def wait(
+    job: Name,
+    timeout: Annotated[float | None, typer.Option(min=0, help="Seconds after which to give up (exit 1).")] = None,
+    context: Context = None,
+    as_json: AsJson = False,
+) -> int:
+    """Wait until a job is over; exit 0 only if it succeeded."""
+    with open_client(context) as client:
+        found = client.wait(job, timeout)
+    if as_json:
+        print_json(facts_of(found))
+    return exit_code(found)
+
+
+@_group.command("stop")
+def stop(
+    job: Name,
+    request_id: RequestId = "",
+    revision: Revision = 0,
+    context: Context = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a job commit a checkpoint and end."""
+    with open_client(context) as client:
+        _print_job(client.stop(job, request_id=request_id, expected_revision=revision), as_json=as_json, short=True)
+
+
+@_group.command("suspend")
+def suspend(
+    job: Name,
+    request_id: RequestId = "",
+    revision: Revision = 0,
+    context: Context = None,
+    as_json: AsJson = False,
+) -> None:
+    """Have a job commit a checkpoint and leave its nodes, to be resumed."""
+    with open_client(context) as client:
+        _print_job(client.suspend(job, request_id=request_id, expected_revision=revision), as_json=as_json, short=True)
+
+
+@_group.command("resume")
+def resume(
+    job: Name,
+    overrides: Overrides = None,
+    request_id: RequestId = "",
+    revision: Revision = 0,
+    context: Context = None,
+    as_json: AsJson = False,
+) -> None:
+    """Go on with a suspended, stopped or failed job, in another layout where --set says so."""
+    with open_client(context) as client:
+        found = client.resume(job, overrides or (), request_id=request_id, expected_revision=revision)
+    _print_job(found, as_json=as_json, short=True)
+
+
+@_group.command("checkpoint")
+def checkpoint_now(job: Name, request_id: RequestId = "", context: Context = None, as_json: AsJson = False) -> None:
+    """Have a checkpoint taken at the next step boundary."""
+    with open_client(context) as client:
+        _print_job(client.checkpoint_now(job, request_id=request_id), as_json=as_json, short=True)
+
+
+@_group.command("stack")
+def stack(
+    job: Name,
+    rank: Annotated[list[int] | None, typer.Option("--rank", help="A rank; may be repeated (default: all).")] = None,
+    context: Context = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the Python stacks of a running job's ranks."""
+    with open_client(context) as client:
+        stacks = client.stacks(job, rank or ())
+    if as_json:
+        print_json({str(number): text for number, text in sorted(stacks.items())})
+        return
+    for number, text in sorted(stacks.items()):
+        sys.stdout.write(f"== rank {number}\n{text}\n")
+
+
+def nodes(context: Context = None, as_json: AsJson = False) -> None:
+    """List the nodes of the cluster with what they have."""
+    with open_client(context) as client:
+        found = client.nodes()
+    rows: list[dict[str, Any]] = [
+        {
+            "node": view.node.node_id,
+            "host": view.node.inventory.host,
+            "connected": view.node.is_connected,
+            "free_slots": view.num_free_slots,
+            "slots": view.node.inventory.num_slots,
+            "cpus": view.node.inventory.num_cpus,
+            "gpus": [gpu.name for gpu in view.node.inventory.gpus],
+        }
+        for view in found
+    ]
+    if as_json:
+        print_json({"nodes": rows})
+    else:
+        table = [(*list(row.values())[:-1], ", ".join(row["gpus"]) or "none") for row in rows]
+        print_table(("node", "host", "connected", "free slots", "slots", "CPUs", "GPUs"), table, "nodes")
+
+
+def facts_of(job: JobView) -> dict[str, Any]:
+    """What `--json` prints of a job."""
+    return {
+        "name": job.name,
+        "state": str(job.state),
+        "intent": str(job.intent),
+        "revision": job.revision,
+        "step": job.step,
+        "num_steps": job.num_steps,
+        "loss": job.loss,
+        "attempt": job.attempt,
+        "attempts_without_progress": job.num_attempts_without_progress,
+        "checkpoint": None
+        if job.checkpoint is None
+        else {"attempt": job.checkpoint.attempt, "step": job.checkpoint.step},
+        "owner": job.owner,
+        "created": job.created,
+        "message": job.message,
+        "cause": None if job.cause is None else {"kind": job.cause.kind, "message": job.cause.message},
+        "placement": {each.node_id: list(each.ranks) for each in job.placement},
+    }
+
+
+def exit_code(job: JobView) -> int:
+    """0 if it succeeded; else 1, or 2 where its user must change something, and a line on stderr that says why."""
+    if str(job.state) == "succeeded":
+        return 0
+    why = "" if job.cause is None else f": {job.cause.message}"
+    sys.stderr.write(f"phalanx: {job.name} {job.state}{why}\n")
+    return 2 if job.cause is not None and str(job.cause.kind) == "user_error" else 1
+
+
+def short_name(name: str) -> str:
+    """`NAME` in the default project, else `PROJECT/NAME`."""
+    _, project, _, uid = name.split("/")
+    return uid if project == "default" else f"{project}/{uid}"
+
+
+def _states(words: Sequence[str]) -> tuple[Any, ...]:
+    from phalanx.lineage.events import JobState
+
+    known = [str(state) for state in JobState]
+    for word in words:
+        if word.lower() not in known:
+            raise PhalanxError("--state", value=word, expected=f"one of {', '.join(known)}", remedy="correct it")
+    return tuple(JobState(word.lower()) for word in words)
+
+
+def _watch(context: Path | None, name: str, *, after: int = 0, as_json: bool = False) -> int:
+    from phalanx.cli.job_display import watch_job
+
+    with open_client(context) as client:
+        return exit_code(watch_job(client, name, after, as_json=as_json))
+
+
+def _print_job(job: JobView, *, as_json: bool, short: bool = False) -> None:
+    facts = facts_of(job)
+    if as_json:
+        print_json(facts)
+    elif short:
+        sys.stdout.write(f"{job.name}: {job.state}{' (' + job.message + ')' if job.message else ''}\n")
+    else:
+        shown = {key: value for key, value in facts.items() if value not in (None, "", {})}
+        print_facts({**shown, "cause": "" if job.cause is None else job.cause.message}, short_name(job.name))

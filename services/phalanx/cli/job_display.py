@@ -1,0 +1,100 @@
+"""A job under the services, followed on a terminal: its events as lines, its steps as a bar."""
+
+from __future__ import annotations
+
+import json
+import queue
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from phalanx.core.errors import OutsideError, PhalanxError
+
+if TYPE_CHECKING:
+    from phalanx.client import Client
+    from phalanx.train.values import EventView, JobView
+
+LOOK_EVERY_S = 0.5
+_BAD = ("incident", "recovering", "failed")
+
+
+def watch_job(client: Client, name: str, after_revision: int, *, as_json: bool) -> JobView:
+    """Follows the job until it is over; the job then. With `as_json` every event is a line of JSON on stdout."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, TextColumn("{task.fields[said]}"), console=console, disable=as_json) as progress:
+        task = progress.add_task(name.rpartition("/")[2], total=None, said="")
+
+        def show(event: EventView) -> None:
+            if as_json:
+                sys.stdout.write(json.dumps(event_facts(event)) + "\n")
+                sys.stdout.flush()
+            else:
+                style = "red" if str(event.type) in _BAD else None
+                progress.console.print(event_line(event), style=style, markup=False, highlight=False)
+
+        for job in follow_job(client, name, after_revision, show):
+            loss = "" if job.loss is None else f"loss {job.loss:.4f} "
+            progress.update(task, completed=job.step, total=job.num_steps, said=f"{loss}{job.state}")
+    return job
+
+
+def follow_job(
+    client: Client, name: str, after_revision: int, on_event: Callable[[EventView], None]
+) -> Iterator[JobView]:
+    """Yields the job every half second, and a last time when it is over and all its events were given to `on_event`."""
+    events: queue.SimpleQueue[EventView | Exception] = queue.SimpleQueue()
+    job = client.job(name)
+
+    def listen() -> None:
+        try:
+            for event in client.watch(name, after_revision):
+                events.put(event)
+        except (PhalanxError, OutsideError) as error:
+            events.put(error)
+
+    threading.Thread(target=listen, name="watch", daemon=True).start()
+    seen = after_revision
+    while True:
+        try:
+            item = events.get(timeout=LOOK_EVERY_S)
+        except queue.Empty:
+            item = None
+        if isinstance(item, Exception):
+            raise item
+        if item is not None:
+            seen = item.revision
+            on_event(item)
+            if not events.empty():
+                continue
+        job = client.job(name)
+        yield job
+        if job.is_over and seen >= job.revision:
+            return
+
+
+def event_facts(event: EventView) -> dict[str, Any]:
+    """An event as JSON values."""
+    return {
+        **asdict(event),
+        "type": str(event.type),
+        "state": str(event.state),
+        "cause": None if event.cause is None else asdict(event.cause),
+        "placement": {each.node_id: list(each.ranks) for each in event.placement},
+    }
+
+
+def event_line(event: EventView) -> str:
+    """An event in one line."""
+    words = [f"[{event.revision}]", str(event.type).replace("_", " ")]
+    if event.attempt:
+        words.append(f"attempt {event.attempt}")
+    if event.step:
+        words.append(f"step {event.step}")
+    said = ": ".join(filter(None, (event.message, event.cause.message if event.cause else "")))
+    return " ".join(words) + (f": {said}" if said else "") + (f" (by {event.actor})" if event.actor else "")
