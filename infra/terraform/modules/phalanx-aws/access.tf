@@ -2,10 +2,13 @@
 #
 #                data bucket                         checkpoint bucket
 #   data         reads, creates registry/datasets    reads, creates journal entries (damage)
-#   train        reads, creates registry/jobs        reads, creates job, events, attempts, journal
+#   train        reads, creates registry/jobs        reads, creates events, attempts, journal
 #   checkpoint   reads, creates registry/pins        reads, creates manifests; alone deletes, and only checkpoints
 #   monitor      reads                               reads
 #   ranks        read                                read their project, create what their job's attempts write, but no manifest
+#
+# Where it says ranks, it means the agent that holds them, too. train and ranks also create probe-<id>/object, by which they try
+# whether the store keeps its promise; what they may not remove stays.
 #
 # Nobody may delete a version, change a bucket, or replace an object (see OnlyCreate in storage.tf).
 
@@ -26,7 +29,7 @@ locals {
     data = ["${local.data_arn}/registry/datasets/*", "${local.any_job}/journal/*"]
     train = [
       "${local.data_arn}/registry/jobs/*",
-      "${local.any_job}/job.json",
+      "${local.data_arn}/${local.any_probe}",
       "${local.any_job}/events/*",
       "${local.any_job}/attempts/*",
       "${local.any_job}/journal/*",
@@ -172,7 +175,7 @@ resource "aws_iam_role_policy" "ranks" {
           Effect = "Allow"
           Action = ["s3:PutObject", "s3:AbortMultipartUpload"]
           Resource = [
-            for key in ["${local.any_attempt}/*", local.any_probe] :
+            for key in ["job.json", "${local.any_attempt}/*", local.any_probe] :
             "${local.checkpoints_arn}/projects/${each.value.project}/jobs/${each.value.job}/${key}"
           ]
         },

@@ -91,6 +91,20 @@ resource "aws_s3_bucket_lifecycle_configuration" "this" {
       expired_object_delete_marker = true
     }
   }
+
+  # What services try the store with, where they may not remove it.
+  rule {
+    id     = "expire-probes"
+    status = "Enabled"
+
+    filter {
+      prefix = "probe-"
+    }
+
+    expiration {
+      days = 1
+    }
+  }
 }
 
 resource "aws_s3_bucket_policy" "this" {
