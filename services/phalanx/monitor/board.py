@@ -19,7 +19,7 @@ from phalanx.api.train.v1 import train_service_pb2 as train_pb
 from phalanx.monitor.attention import AttentiveClock
 from phalanx.monitor.curve import PIECE_STEPS, Rows
 from phalanx.monitor.incident import Incident, incident_of
-from phalanx.monitor.rules import Policy, Verdict
+from phalanx.monitor.rules import Action, Kind, Policy, Verdict
 from phalanx.monitor.run import ENDED, Run, Summary
 from phalanx.monitor.store import MonitorStore, Position, RunChange, StoredRun
 from phalanx.rpc import NotFound
@@ -258,7 +258,10 @@ class Board:
     def _judge(self, run: Run, verdicts: Sequence[Verdict]) -> None:
         for verdict in verdicts:
             run.ranks.mark(verdict)
-            self._note(run, (incident_of(run.job, verdict, run.policy.action(verdict), time.time_ns()),))
+            action = run.policy.action(verdict)
+            if verdict.kind is Kind.NAN and action is Action.SKIP:  # those before it in the row were told one by one
+                verdict = replace(verdict, first_step=verdict.last_step)
+            self._note(run, (incident_of(run.job, verdict, action, time.time_ns()),))
 
     def _note(self, run: Run, incidents: Sequence[Incident], *, is_alerted: bool = False) -> None:
         """Those of the incidents that are not known."""

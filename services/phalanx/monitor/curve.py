@@ -214,4 +214,5 @@ def thinned(rows: Rows, max_points: int) -> Rows:
     starts = 1 + width * np.arange(num_pieces)
     inner = np.concatenate([starts + low.argmin(axis=1), starts + high.argmax(axis=1)])
     kept = np.unique(np.concatenate([[0, len(rows) - 1], inner[inner < len(rows) - 1]]))
-    return rows[kept]
+    chosen: Rows = rows[kept]
+    return chosen

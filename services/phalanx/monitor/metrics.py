@@ -100,7 +100,7 @@ def _figures(runs: Iterable[Run]) -> tuple[dict[str, list[float | None]], Counte
     return figures, incidents
 
 
-Series = list[tuple[tuple[str, ...], float | None]]
+Series = Iterable[tuple[tuple[str, ...], float | None]]
 
 
 def _gauge(name: str, words: str, labels: list[str], rows: Series) -> Metric:

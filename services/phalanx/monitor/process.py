@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import TypeAlias
 
+import grpc
 from opentelemetry.proto.collector.logs.v1 import logs_service_pb2_grpc
 from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
@@ -44,6 +46,7 @@ from phalanx.objects import open_store
 from phalanx.rpc import Metrics, Server, ServiceConfig, connect_service, serve
 
 LOG = logging.getLogger(__name__)
+Adder: TypeAlias = Callable[[object, grpc.Server], None]  # OpenTelemetry's own are not typed
 FIRST_FILL_S = 30.0
 STREAM_DEADLINE_S = 24 * 3600.0
 
@@ -164,16 +167,18 @@ def _listen(config: ServiceConfig, store: MonitorStore, board: Board, alerts: Al
 
 
 def _serve(config: ServiceConfig, view: View, telemetry: Telemetry, metrics: Metrics) -> Server:
+    def add(server: grpc.Server) -> None:
+        add_MonitorServiceServicer_to_server(MonitorServicer(view), server)
+        add_traces: Adder = trace_service_pb2_grpc.add_TraceServiceServicer_to_server
+        add_metrics: Adder = metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server
+        add_logs: Adder = logs_service_pb2_grpc.add_LogsServiceServicer_to_server
+        add_traces(TraceReceiver(telemetry), server)
+        add_metrics(MetricsReceiver(telemetry), server)
+        add_logs(LogsReceiver(telemetry), server)
+
     return serve(
         config,
-        [
-            lambda server: add_MonitorServiceServicer_to_server(MonitorServicer(view), server),
-            lambda server: trace_service_pb2_grpc.add_TraceServiceServicer_to_server(TraceReceiver(telemetry), server),
-            lambda server: metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(
-                MetricsReceiver(telemetry), server
-            ),
-            lambda server: logs_service_pb2_grpc.add_LogsServiceServicer_to_server(LogsReceiver(telemetry), server),
-        ],
+        [add],
         ACCESS,
         metrics=metrics,
     )

@@ -194,9 +194,10 @@ def event_message(event: JobEvent) -> train_pb.JobEvent:
 
 
 def _cause(cause: Cause) -> record_pb.Cause:
-    known = record_pb.CauseKind.DESCRIPTOR.values_by_name.get(f"CAUSE_KIND_{cause.kind.upper()}")
+    name = f"CAUSE_KIND_{cause.kind.upper()}"
+    is_known = name in record_pb.CauseKind.DESCRIPTOR.values_by_name
     return record_pb.Cause(
-        kind=known.number if known is not None else record_pb.CAUSE_KIND_UNSPECIFIED,
+        kind=record_pb.CauseKind.Value(name) if is_known else record_pb.CAUSE_KIND_UNSPECIFIED,
         rank=cause.rank,
         message=cause.message,
         where=cause.where,

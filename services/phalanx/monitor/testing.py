@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -71,7 +72,7 @@ class Told:
 
 def loss_at(step: int, noise: random.Random) -> float:
     """A loss that falls as losses do: 1.7 + 9 / step ** 0.5, with a little noise."""
-    return 1.7 + 9.0 / step**0.5 + noise.gauss(0.0, 0.02)
+    return 1.7 + 9.0 / math.sqrt(step) + noise.gauss(0.0, 0.02)
 
 
 def started(told: Told, world_size: int = 4, attempt: int = 1, start_step: int = 0) -> Iterator[Any]:

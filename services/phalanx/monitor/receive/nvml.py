@@ -18,7 +18,7 @@ def read_gpus() -> tuple[GpuReading, ...]:
     library, or no card.
     """
     try:
-        import pynvml
+        import pynvml  # type: ignore[import-untyped]
     except ImportError as error:
         raise NoGpu("no GPU: nvidia-ml-py is not installed") from error
     try:

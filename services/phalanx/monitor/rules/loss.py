@@ -94,7 +94,9 @@ def _not_finite(rule: LossRule, state: LossState, at: LossStep) -> tuple[LossSta
     is_again = state.num_bad >= rule.again
     first = at.step - state.num_bad + 1
     message = "loss or gradient is not finite" + (f", {state.num_bad} steps in a row" if is_again else "")
-    found = (Verdict(Kind.NAN, at.attempt, first if is_again else at.step, at.step, message, at.step),)
+    found: tuple[Verdict, ...] = (
+        Verdict(Kind.NAN, at.attempt, first if is_again else at.step, at.step, message, at.step),
+    )
     if state.num_bad == rule.max_in_row:
         message = f"loss or gradient not finite for {rule.max_in_row} steps in a row"
         found += (Verdict(Kind.DIVERGENCE, at.attempt, first, at.step, message, first, key="nan"),)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
+
+MAX_ID = 200
 
 
 class Kind(StrEnum):
@@ -40,4 +43,7 @@ class Verdict:
         parts = [f"a{self.attempt}", self.kind.value, f"s{self.key_step}"]
         parts += [f"r{self.rank}"] if self.rank is not None else []
         parts += [self.key] if self.key else []
-        return f"{job or 'cluster'}/incidents/{'-'.join(parts)}"
+        name = f"{job or 'cluster'}/incidents/{'-'.join(parts)}"
+        if len(name) <= MAX_ID:
+            return name
+        return f"{name[: MAX_ID - 17]}-{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
