@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 from prometheus_client import Counter, Gauge
 
@@ -12,7 +13,7 @@ from phalanx.api.agent.v1 import record_pb2
 from phalanx.api.agent.v1.agent_service_pb2_grpc import add_AgentServiceServicer_to_server
 from phalanx.api.train.v1.train_service_pb2_grpc import add_TrainServiceServicer_to_server
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage.events import JobEvent
+from phalanx.lineage.events import JobEvent, JobState
 from phalanx.objects import open_store
 from phalanx.rpc import Authority, Database, Metrics, Server, ServiceConfig, serve
 from phalanx.rpc.tracing import start_tracing
@@ -98,8 +99,13 @@ def running(config: ServiceConfig) -> Iterator[Server]:
         database.close()
 
 
+def _count(book: Book, state: JobState) -> float:
+    return float(sum(job.state is state for job in book.jobs()))
+
+
 def _add_gauges(metrics: Metrics, book: Book, agents: Agents) -> None:
-    jobs = Gauge("phalanx_train_jobs", "Jobs that are known", registry=metrics.registry)
-    jobs.set_function(lambda: len(book.jobs()))
+    jobs = Gauge("phalanx_train_jobs", "Jobs that are known", ["state"], registry=metrics.registry)
+    for state in JobState:
+        jobs.labels(state.value).set_function(partial(_count, book, state))
     nodes = Gauge("phalanx_train_nodes", "Nodes whose agents are connected", registry=metrics.registry)
     nodes.set_function(lambda: sum(node.is_connected for node in agents.nodes()))
