@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from phalanx.lineage.registry import JobName
-from phalanx.rpc import AGENTS, OPERATORS, VIEWERS, Access, Caller, Denied, Role
+from phalanx.rpc import AGENTS, EVERYONE, OPERATORS, VIEWERS, Access, Caller, Denied
 
 SERVICE: Final = "phalanx.api.checkpoint.v1.CheckpointService"
 ACCESS: Final[Access] = {
@@ -13,8 +13,8 @@ ACCESS: Final[Access] = {
     f"/{SERVICE}/CommitCheckpoint": AGENTS,
     f"/{SERVICE}/AbortCheckpoint": AGENTS,
     f"/{SERVICE}/ReportDamage": AGENTS,
-    f"/{SERVICE}/ResolveCheckpoint": frozenset(Role),
-    f"/{SERVICE}/ListCheckpoints": frozenset(Role),
+    f"/{SERVICE}/ResolveCheckpoint": EVERYONE,
+    f"/{SERVICE}/ListCheckpoints": EVERYONE,
     f"/{SERVICE}/VerifyCheckpoint": VIEWERS,
     f"/{SERVICE}/PinCheckpoint": OPERATORS,
     f"/{SERVICE}/UnpinCheckpoint": OPERATORS,

@@ -215,7 +215,7 @@ class Curator:
         while not self._stop.wait(interval_s):
             try:
                 self.collect_all()
-            except (OutsideError, PhalanxError) as error:
+            except Exception as error:  # noqa: BLE001 - told, counted and tried again: nothing may end the collection
                 self._failed("the registry", error)
 
     def stop(self) -> None:
@@ -226,11 +226,12 @@ class Curator:
         try:
             self._catalog.views(job)
             self.collect(job)
-        except (OutsideError, PhalanxError) as error:
+        except Exception as error:  # noqa: BLE001 - one job's trouble must not keep the others from being collected
             self._failed(str(job.name), error)
 
     def _failed(self, what: str, error: Exception) -> None:
-        _LOG.error("nothing is collected of %s: %s", what, error)
+        is_known = isinstance(error, OutsideError | PhalanxError)
+        _LOG.error("nothing is collected of %s: %s", what, error, exc_info=None if is_known else error)
         self._on_failure()
 
     def _collector(self, job: HostedJob) -> tuple[Collector, threading.Lock]:

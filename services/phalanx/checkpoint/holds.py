@@ -27,17 +27,13 @@ class Holds:
 
     @contextmanager
     def hold(self, job: JobName, ref: CheckpointRef, what: str) -> Iterator[None]:
-        """Nothing of the checkpoint is removed inside the block. Raises FailedPrecondition where a removal goes on."""
-        from phalanx.rpc import FailedPrecondition  # not needed where commands collect without services
+        """Nothing of the checkpoint is removed inside the block. Raises Unavailable where a removal goes on."""
+        from phalanx.rpc import Unavailable  # not needed where commands collect without services
 
         key = (job, ref, what)
         with self._lock:
             if (job, ref) in self._removed:
-                raise FailedPrecondition(
-                    f"checkpoint {ref}",
-                    expected="one that is not being removed",
-                    remedy="choose another one; `phalanx checkpoint ls` lists what there is",
-                )
+                raise Unavailable(f"checkpoint {ref} of {job} is being removed right now; try again")
             self._held[key] += 1
         try:
             yield

@@ -77,7 +77,7 @@ def running(config: ServiceConfig) -> Iterator[Server]:
     root = open_store(config.storage, config.storage_settings)
     metrics, holds = Metrics(), Holds()
     figures = _Figures(metrics.registry)
-    database = Store((config.database or Database(f"sqlite:///{DEFAULT_DATABASE}")).secret_url())
+    database = Store((config.database or Database(f"sqlite:///{DEFAULT_DATABASE}")).secret_url(), root.url)
     tracing = start_tracing(config.name, config.services.get("monitor", ""), config.security.credentials)
     try:
         jobs, pins = Jobs(Registry(root)), PinLog(root)

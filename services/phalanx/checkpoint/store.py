@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,13 +23,14 @@ from alembic.config import Config
 from sqlalchemy import event
 from sqlalchemy.engine import Connection, Engine
 
-from phalanx.core.errors import OutsideError
+from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef
 from phalanx.lineage.registry import JobName
 
 BEGUN: Final = "begun"
 ABORTED: Final = "aborted"
 BUSY_TIMEOUT_S = 30.0
+_WRITES: Final = "phalanx_writes"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 _METADATA = sql.MetaData()
@@ -59,6 +61,7 @@ REQUESTS = sql.Table(
     sql.Column("asked", sql.Text, nullable=False),
     sql.Column("answer", sql.Text),
 )
+SOURCE = sql.Table("source", _METADATA, sql.Column("url", sql.Text, primary_key=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,18 +84,17 @@ class Asked:
 
 
 class Database:
-    """Everything durable that the service knows beside storage. url: an SQLAlchemy URL, with its password. Each method
-    is one transaction, durable when it returns; safe for many threads.
+    """Everything durable that the service knows beside storage. url: an SQLAlchemy URL, with its password. storage: URL
+    of the cluster's root; what was known of another one is forgotten. Each method is one transaction, durable when it
+    returns; safe for many threads. Raises OutsideError where the database fails.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, storage: str = "") -> None:
         self._engine = _engine(url)
-        self._write = threading.Lock()
-        try:
-            with self._engine.begin() as connection:
-                _migrate(connection)
-        except sql.exc.SQLAlchemyError as error:
-            raise OutsideError(f"the checkpoint service's database cannot be opened: {error}") from error
+        self._lock = threading.Lock()
+        with self._writing() as connection:
+            _migrate(connection)
+            _adopt(connection, storage)
 
     def close(self) -> None:
         """Ends its connections."""
@@ -100,26 +102,26 @@ class Database:
 
     def set_save(self, job: JobName, ref: CheckpointRef, state: Literal["begun", "aborted"]) -> None:
         """The save is begun, or given up."""
-        with self._write, self._engine.begin() as connection:
+        with self._writing() as connection:
             connection.execute(sql.delete(SAVES).where(_is(SAVES, job, ref)))
             connection.execute(sql.insert(SAVES).values(**_values(job, ref), state=state))
 
     def saves(self, job: JobName) -> dict[CheckpointRef, str]:
         """The saves of a job that were begun or given up and not committed, with their state."""
         query = sql.select(SAVES.c.attempt, SAVES.c.step, SAVES.c.state).where(_of(SAVES, job))
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             return {CheckpointRef(row.attempt, row.step): row.state for row in connection.execute(query)}
 
     def forget_saves(self, job: JobName, refs: Iterable[CheckpointRef]) -> None:
         """Nothing is to be remembered of these: they are committed, or of an attempt that is over."""
-        with self._write, self._engine.begin() as connection:
+        with self._writing() as connection:
             for ref in refs:
                 connection.execute(sql.delete(SAVES).where(_is(SAVES, job, ref)))
 
     def note(self, job: JobName, ref: CheckpointRef, num_bytes: int, world_size: int, now: datetime) -> Entry:
         """The checkpoint exists: adds it to the catalog, if it is not there, and returns its entry."""
         values = {"num_bytes": num_bytes, "world_size": world_size, "created_us": int(now.timestamp() * 1_000_000)}
-        with self._write, self._engine.begin() as connection:
+        with self._writing() as connection:
             known = connection.execute(sql.select(CATALOG).where(_is(CATALOG, job, ref))).first()
             if known is None:
                 connection.execute(sql.insert(CATALOG).values(**_values(job, ref), **values))
@@ -128,19 +130,19 @@ class Database:
 
     def catalog(self, job: JobName) -> dict[CheckpointRef, Entry]:
         """What is known of a job's checkpoints."""
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             rows = connection.execute(sql.select(CATALOG).where(_of(CATALOG, job)))
             return {CheckpointRef(row.attempt, row.step): _entry(row) for row in rows}
 
     def drop(self, job: JobName, refs: Iterable[CheckpointRef]) -> None:
         """These checkpoints are gone."""
-        with self._write, self._engine.begin() as connection:
+        with self._writing() as connection:
             for ref in refs:
                 connection.execute(sql.delete(CATALOG).where(_is(CATALOG, job, ref)))
 
     def asked(self, request_id: str) -> Asked | None:
         """What is known of a request that was seen before."""
-        with self._engine.connect() as connection:
+        with self._reading() as connection:
             known = connection.execute(sql.select(REQUESTS).where(REQUESTS.c.request_id == request_id)).first()
         if known is None:
             return None
@@ -148,7 +150,7 @@ class Database:
 
     def ask(self, request_id: str, asked: Mapping[str, Any]) -> None:
         """Remembers a request before it is acted upon; the first to come counts."""
-        with self._write, self._engine.begin() as connection:
+        with self._writing() as connection:
             query = sql.select(REQUESTS.c.request_id).where(REQUESTS.c.request_id == request_id)
             if connection.execute(query).first() is None:
                 text = json.dumps(asked, sort_keys=True)
@@ -156,23 +158,62 @@ class Database:
 
     def answer(self, request_id: str, answer: Mapping[str, Any]) -> None:
         """The answer that the same request gets again."""
-        with self._write, self._engine.begin() as connection:
+        with self._writing() as connection:
             query = sql.update(REQUESTS).where(REQUESTS.c.request_id == request_id)
             connection.execute(query.values(answer=json.dumps(answer)))
 
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with _telling(), self._engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with _telling(), self._lock, self._engine.execution_options(**{_WRITES: True}).begin() as connection:
+            yield connection
+
+
+@contextmanager
+def _telling() -> Iterator[None]:
+    try:
+        yield
+    except sql.exc.SQLAlchemyError as error:
+        raise OutsideError(f"the checkpoint service's database failed: {error}") from error
+
 
 def _engine(url: str) -> Engine:
-    engine = sql.create_engine(url, pool_pre_ping=True)
+    try:
+        engine = sql.create_engine(url, pool_pre_ping=True)
+    except (sql.exc.ArgumentError, ImportError) as error:
+        raise PhalanxError(
+            "database.url",
+            expected=f"sqlite:///FILE, or postgresql+psycopg://... with the extra phalanx[postgres] ({error})",
+            remedy="correct it in the service's file",
+        ) from error
     if engine.dialect.name == "sqlite":
         event.listen(engine, "connect", _prepare_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
     return engine
 
 
 def _prepare_sqlite(connection: Any, _: object) -> None:
-    cursor = connection.cursor()
+    """The driver begins no transaction by itself: `_begin_sqlite` does, so that a migration is one, tables included."""
+    connection.isolation_level = None
     for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={int(BUSY_TIMEOUT_S * 1000)}"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
+        connection.execute(f"PRAGMA {pragma}").close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    """Who writes waits for other writers at once, not half-way."""
+    writes = connection.get_execution_options().get(_WRITES, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+
+def _adopt(connection: Connection, storage: str) -> None:
+    if connection.execute(sql.select(SOURCE.c.url)).scalars().all() != [storage]:
+        for table in (SAVES, CATALOG, REQUESTS, SOURCE):
+            connection.execute(sql.delete(table))
+        connection.execute(sql.insert(SOURCE).values(url=storage))
 
 
 def _migrate(connection: Connection) -> None:

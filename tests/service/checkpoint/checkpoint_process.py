@@ -36,7 +36,12 @@ class Service:
         """Writes the service's file; holds from its next start."""
         database = Database(f"sqlite:///{self.database}")
         config = self.cluster.service(
-            "checkpoint", listen=self.address, storage=self._storage, database=database, options=options
+            "checkpoint",
+            listen=self.address,
+            metrics="127.0.0.1:0",
+            storage=self._storage,
+            database=database,
+            options=options,
         )
         write_config(self._config, config)
 

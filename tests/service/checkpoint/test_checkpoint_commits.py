@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from support.checkpoints import a_draft, open_attempt, restores, save, write_parts
 
+from phalanx.api.checkpoint.v1 import checkpoint_service_pb2 as pb
+from phalanx.checkpoint import wire
 from phalanx.checkpoint.client import State
 from phalanx.core.errors import OutsideError
 from phalanx.lineage import CheckpointRef, Lineage
 from phalanx.lineage.plan import damaged_checkpoints
-from phalanx.rpc import AlreadyExists, Denied, FailedPrecondition, NotFound, Role, Superseded
+from phalanx.rpc import AlreadyExists, Denied, FailedPrecondition, NotFound, Role, Superseded, TimedOut
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -164,3 +168,31 @@ def test_commits_of_many_jobs_at_once_all_succeed_beside_some_that_wait(service,
         for job in slow:
             write_parts(job.store(), CheckpointRef(1, 5), 2)
         assert all(future.result(60).state == State.LIVE for future in waiting)
+
+
+def test_commit_goes_on_when_its_client_went_away(service, new_job):
+    job = new_job()
+    open_attempt(job.store())
+    ref = CheckpointRef(1, 5)
+    gang = service.gang(job, 1)
+    request = pb.CommitCheckpointRequest(job=str(job.name), draft=wire.to_draft(a_draft(ref)))
+    with pytest.raises(TimedOut):
+        gang._stub.CommitCheckpoint(request, timeout=1)
+    write_parts(job.store(), ref)
+    end_s = time.monotonic() + 30
+    while Lineage(job.store()).checkpoints() != (ref,):
+        assert time.monotonic() < end_s, "the commit was given up"
+        time.sleep(0.02)
+    assert gang.commit(str(job.name), a_draft(ref), 30).state == State.LIVE
+
+
+def test_metrics_tell_calls_and_collections(service, new_job):
+    job = new_job()
+    open_attempt(job.store())
+    service.client().prune(str(job.name))
+    address = service.log().rpartition("metrics at ")[2].split()[0]
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    assert 'phalanx_checkpoint_collections_total{outcome="complete"}' in text
+    assert "phalanx_checkpoint_commits_in_flight 0.0" in text
+    assert "phalanx_rpc_calls_total{" in text

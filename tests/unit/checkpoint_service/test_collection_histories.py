@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.checkpoints import a_draft, open_attempt, restores, save, write_parts
@@ -119,10 +119,10 @@ class Histories(RuleBasedStateMachine):
         self.aborted.add(ref)
         self.written.pop(ref)
 
-    @precondition(lambda self: any(ref.attempt < self.attempt for ref in self.written))
+    @precondition(lambda self: self.zombies())
     @rule()
     def zombie_commits(self):
-        ref = min(ref for ref in self.written if ref.attempt < self.attempt)
+        ref = self.zombies()[0]
         before = self.lineage.checkpoints()
         del self.written[ref]
         with suppress(IncompleteCheckpoint, DamagedObject):
@@ -212,15 +212,27 @@ class Histories(RuleBasedStateMachine):
         """Written saves of the newest attempt that may be committed: announced, or with nothing later there."""
         return sorted(ref for ref in self.written if ref.attempt == self.attempt and self.is_open(ref))
 
+    def zombies(self):
+        """Written saves that ranks of older attempts may commit: a rank has one save in flight, so they are ordered."""
+        return sorted(
+            ref for ref in self.written if ref.attempt < self.attempt and ref.step > self.last_of(ref.attempt)
+        )
+
+    def last_of(self, attempt):
+        return max((done.step for done in self.committed() if done.attempt == attempt), default=0)
+
     def is_open(self, ref):
-        last = max((done.step for done in self.committed() if done.attempt == self.attempt), default=0)
-        return ref in self.begun or ref.step > last
+        return ref in self.begun or ref.step > self.last_of(self.attempt)
 
     def is_free(self, ref):
         return not any(True for _ in self.store.list(keys.checkpoint(ref)))
 
 
 Histories.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=30, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60,
+    stateful_step_count=30,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 TestHistories = Histories.TestCase

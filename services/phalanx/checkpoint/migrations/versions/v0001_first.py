@@ -1,4 +1,4 @@
-"""Saves, catalog and requests."""
+"""Saves, catalog, requests, and which cluster they are of."""
 
 import sqlalchemy as sql
 from alembic import op
@@ -23,11 +23,12 @@ def upgrade() -> None:
         sql.Column("asked", sql.Text, nullable=False),
         sql.Column("answer", sql.Text),
     )
+    op.create_table("source", sql.Column("url", sql.Text, primary_key=True))
 
 
 def downgrade() -> None:
     """Removes them; everything in them is found again in storage."""
-    for name in ("saves", "catalog", "requests"):
+    for name in ("saves", "catalog", "requests", "source"):
         op.drop_table(name)
 
 
