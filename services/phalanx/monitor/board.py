@@ -59,7 +59,9 @@ class Board:
             return self._num_missed
 
     def observe(self, told: train_pb.WatchRecordsResponse) -> frozenset[str]:
-        """Takes what train tells; the jobs of which records were missed before it."""
+        """Takes what train tells; the jobs of which records were missed before it, or may have been, as train's log is
+        another one.
+        """
         with self._noting():
             missed = self._advance(told)
             if told.HasField("event"):
@@ -229,18 +231,19 @@ class Board:
 
     def _advance(self, told: train_pb.WatchRecordsResponse) -> frozenset[str]:
         """Moves the position; what was missed on the way is counted."""
+        is_other_log = self._position.log_id not in ("", told.log_id)
         before = self._position if self._position.log_id == told.log_id else Position(told.log_id, 0)
         is_sign_of_life = told.WhichOneof("message") is None
         missed = max(0, told.number - before.number - (0 if is_sign_of_life else 1))
         self._position = Position(told.log_id, max(told.number, before.number))
-        if not missed:
+        if not missed and not is_other_log:
             return frozenset()
         self._num_missed += missed
         jobs = [run for run in self._runs.values() if run.summary.state not in ENDED] or list(self._runs.values())
         for run in jobs:
             run.num_missed += missed
             run.is_unsaved = True
-        LOG.warning("missed %d records of train's log %s", missed, told.log_id)
+        LOG.warning("missed %d records%s", missed, ", as far as is known: train began anew" if is_other_log else "")
         return frozenset(run.job for run in jobs)
 
     @contextmanager

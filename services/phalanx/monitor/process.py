@@ -158,7 +158,7 @@ def _listen(config: ServiceConfig, store: MonitorStore, board: Board, alerts: Al
     reporter.start()
     ending.callback(reporter.close)
     if train is not None:
-        watch = Watch(train, board, refill.ask, refill.on_told)
+        watch = Watch(train, board, refill.on_missed, refill.on_told)
         judge = Judge(board, train, lambda: watch.is_listening)
         for part in (watch, judge):
             part.start()

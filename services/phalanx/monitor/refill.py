@@ -47,6 +47,7 @@ class Refill:
         self._lock = threading.Lock()
         self._all_wanted = True
         self._wanted: dict[str, bool] = {}
+        self._missing: set[str] = set()
         self.first_done = threading.Event()
         self._worker = Worker("refill", self._work)
 
@@ -67,10 +68,19 @@ class Refill:
                 self._wanted[job] = steps or self._wanted.get(job, False)
         self._worker.wake()
 
+    def on_missed(self, jobs: frozenset[str]) -> None:
+        """Records of these jobs were missed: what is in storage is read now, the rest once their next checkpoint is."""
+        with self._lock:
+            self._missing |= jobs
+        self.ask(jobs)
+
     def on_told(self, told: train_pb.WatchRecordsResponse) -> None:
         """Asks for a job whose attempts changed."""
         if told.HasField("event") and told.event.type in CHANGING:
-            self.ask(frozenset({told.job}), steps=False)
+            with self._lock:
+                steps = told.event.type == train_pb.JOB_EVENT_TYPE_COMMITTED and told.job in self._missing
+                self._missing -= {told.job} if steps else set()
+            self.ask(frozenset({told.job}), steps=steps)
 
     def _work(self) -> bool:
         if self._registry is None:
