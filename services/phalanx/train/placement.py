@@ -97,10 +97,12 @@ def _neighbours(nodes: Sequence[Capacity], count: int) -> list[Capacity] | None:
         lambda node: "",
     )
     for key in nearness:
-        for _, members in groupby(sorted(nodes, key=lambda node: (key(node), node.node_id)), key):
-            group = list(members)
-            if len(group) >= count:
-                return sorted(sorted(group, key=lambda node: (node.num_free, node.node_id))[:count], key=_nearness)
+        by_place = sorted(nodes, key=lambda node: (key(node), node.num_free, node.node_id))
+        groups = (list(members)[:count] for _, members in groupby(by_place, key))
+        found = [group for group in groups if len(group) == count]
+        if found:
+            best = min(found, key=lambda group: (sum(node.num_free for node in group), _nearness(group[0])))
+            return sorted(best, key=_nearness)
     return None
 
 

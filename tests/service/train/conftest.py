@@ -14,7 +14,16 @@ from phalanx.train.client import TrainClient
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    """Train, up and listening."""
+    """Train in this process, listening."""
+    made = make_world(make_cluster(tmp_path / "cluster"), tmp_path)
+    made.start_here()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def mortal(tmp_path: Path) -> Iterator[World]:
+    """Train in a process of its own, to be killed."""
     made = make_world(make_cluster(tmp_path / "cluster"), tmp_path)
     made.start()
     yield made

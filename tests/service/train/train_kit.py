@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,9 +25,10 @@ from phalanx.core.errors import OutsideError
 from phalanx.lineage import CheckpointRef, Lineage, LoaderState, Manifest
 from phalanx.lineage.registry import JobName, Registry
 from phalanx.objects import open_store
-from phalanx.rpc import ClientConfig, Database, Role, ServiceConfig, connect, write_config
+from phalanx.rpc import ClientConfig, Database, Role, Server, ServiceConfig, connect, write_config
 from phalanx.rpc.testing import Cluster
 from phalanx.train.client import TrainClient, connect_train
+from phalanx.train.run import running
 
 DEADLINE_S = 20.0
 IDENTITY = sha256(b"identity")
@@ -67,6 +69,7 @@ class World:
     folder: Path
     config: ServiceConfig
     process: subprocess.Popen[bytes] | None = None
+    here: AbstractContextManager[Server] | None = None
 
     @property
     def storage(self) -> str:
@@ -78,8 +81,13 @@ class World:
         """What the process printed."""
         return (self.folder / "train.log").read_text()
 
+    def start_here(self) -> None:
+        """Starts the service in this process."""
+        self.here = running(self.config)
+        self.here.__enter__()
+
     def start(self, **changes: Any) -> None:
-        """Starts the process; returns once it serves."""
+        """Starts a process of its own; returns once it serves."""
         path = self.folder / "train.toml"
         write_config(path, replace(self.config, **changes))
         with (self.folder / "train.log").open("ab") as log:
@@ -101,6 +109,8 @@ class World:
 
     def close(self) -> None:
         """Ends what is left."""
+        if self.here is not None:
+            self.here.__exit__(None, None, None)
         if self.process is not None and self.process.poll() is None:
             self.kill()
 
@@ -243,18 +253,23 @@ class FakeAgent:
         self._report(attempt, job, records=pb.Records(records=[record]))
 
     def end(
-        self, attempt: int, state: pb.GangState.ValueType, cause: record_pb2.Cause | None = None, job: str = "tiny"
+        self,
+        attempt: int,
+        state: pb.GangState.ValueType,
+        cause: record_pb2.Cause | None = None,
+        job: str = "tiny",
+        weight: int = 0,
     ) -> None:
         """The gang is over on this node."""
         key = (f"projects/default/jobs/{job}", attempt)
         gang = self.gangs.pop(key)
         self.ended[key] = state
-        ended = pb.GangEnded(state=state, cause=cause, last_step=gang.step)
+        ended = pb.GangEnded(state=state, cause=cause, last_step=gang.step, weight=weight)
         self._report(attempt, job, gang_ended=ended)
 
-    def die(self, attempt: int, kind: str = "PROCESS_DEATH", job: str = "tiny") -> None:
+    def die(self, attempt: int, kind: str = "PROCESS_DEATH", job: str = "tiny", weight: int = 0) -> None:
         """A rank dies, and the gang with it."""
-        self.end(attempt, pb.GANG_STATE_FAILED, cause(kind, self.node_id), job)
+        self.end(attempt, pb.GANG_STATE_FAILED, cause(kind, self.node_id), job, weight)
 
     # What it does by itself.
 
