@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_RECOVERY_S = 12.0
+MAX_AGENT_RECOVERY_S = 60.0
 MAX_WALL_S = 300.0
 BF16_BOUND = 1e-3
 
@@ -19,7 +20,12 @@ PROMISES: dict[str, Callable[[dict[str, Any]], bool]] = {
     "no window missing": lambda found: found["samples_missing"] == 0,
     "no window repeated": lambda found: found["samples_repeated"] == 0,
     "steps were redone": lambda found: found["steps_redone"] > 0,
-    "three attempts": lambda found: found["attempts"] == 3,
+    "four attempts": lambda found: found["attempts"] == 4,
+    "each service and the agent was killed once and came back": lambda found: (
+        found["service_restarts"] == dict.fromkeys(("data", "train", "checkpoint", "monitor", "agent"), 1)
+    ),
+    "a page": lambda found: found["page_url"].startswith("http://127.0.0.1:"),
+    "recovery from the agent's death": lambda found: 0 < found["agent_recovery_s"] <= MAX_AGENT_RECOVERY_S,
     "two layouts": lambda found: found["layouts"] == ["pp=2 x dp_shard=2 x tp=2", "dp_shard=4"],
     "checkpoints": lambda found: found["checkpoints"] >= 8,
     f"recovery within {MAX_RECOVERY_S:g} s": lambda found: 0 < found["recovery_s"] <= MAX_RECOVERY_S,

@@ -6,6 +6,7 @@ The package has two roots in the source tree, `libs/` and `services/`, and one w
 
 from __future__ import annotations
 
+from importlib import import_module
 from pkgutil import extend_path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,5 @@ __all__ = ["Client"]
 
 def __getattr__(name: str) -> Any:
     if name == "Client":
-        from phalanx.client import Client
-
-        return Client
+        return import_module("phalanx.client").Client
     raise AttributeError(f"module 'phalanx' has no attribute {name!r}")

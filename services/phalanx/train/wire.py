@@ -226,8 +226,8 @@ def _origin_of(message: pb.Origin) -> Origin:
     return Origin(name.project, name.uid, message.checkpoint.attempt, message.checkpoint.step)
 
 
-def job_view(job: Job, *, step: int = 0, loss: float | None = None, waits: str = "") -> JobView:
-    """A job as clients see it. step, loss: as ranks last told, where that is more than the events say."""
+def job_view(job: Job, *, step: int | None = None, loss: float | None = None, waits: str = "") -> JobView:
+    """A job as clients see it. step, loss: as the ranks of its newest attempt last told; None: as the events say."""
     registered = job.registered
     return JobView(
         name=str(job.name),
@@ -238,7 +238,7 @@ def job_view(job: Job, *, step: int = 0, loss: float | None = None, waits: str =
         owner=registered.owner,
         created=registered.created,
         attempt=job.attempt,
-        step=max(step, job.step),
+        step=job.step if step is None else step,
         num_steps=job.num_steps,
         checkpoint=job.checkpoint,
         cause=job.cause,

@@ -30,9 +30,8 @@ class MainJob:
         self.trouble = Trouble(cluster, lambda text: self._say(text, "red"))
         self.name = ""
         self._events: queue.SimpleQueue[EventView] = queue.SimpleQueue()
-        self._started_from: dict[int, int] = {}
-        self._checkpoint_steps: list[int] = [0]
-        self._shown_step = 0
+        self._shown = (0, 0)
+        self._is_over = threading.Event()
         self.num_checkpoints = 0
 
     def submit(self, path: Path) -> None:
@@ -49,7 +48,7 @@ class MainJob:
         while time.monotonic() < end_s:
             job = self._look()
             if job is not None:
-                if stops and not asked and job.step >= STOP_AFTER_STEP and self.trouble.is_done_before_stop:
+                if stops and not asked and job.step >= STOP_AFTER_STEP and not self.trouble.num_left:
                     asked = self._stop()
                 if job.state is wanted:
                     self._drain(job.revision)
@@ -61,7 +60,12 @@ class MainJob:
 
     def resume(self, overrides: tuple[str, ...]) -> None:
         """Goes on with the job."""
+        self.trouble.resume()
         self._client.resume(self.name, overrides)
+
+    def close(self) -> None:
+        """Nothing more is watched; call before the client is closed."""
+        self._is_over.set()
 
     def _stop(self) -> bool:
         try:
@@ -78,11 +82,10 @@ class MainJob:
             job = self._client.job(self.name)
         except Unavailable:
             return None
-        if job.step > self._shown_step:
-            self._shown_step = job.step
-            loss = "" if job.loss is None else f"  loss {job.loss:.4f}"
-            self._say(f"step {job.step}/{job.num_steps}{loss}")
-        self.trouble.observe(job, self._started_from.get(job.attempt))
+        if job.loss is not None and (job.attempt, job.step) > self._shown:
+            self._shown = (job.attempt, job.step)
+            self._say(f"step {job.step}/{job.num_steps}  loss {job.loss:.4f}")
+        self.trouble.observe(job)
         return job
 
     def _drain(self, until_revision: int = 0) -> None:
@@ -100,12 +103,7 @@ class MainJob:
             self._take(event)
 
     def _take(self, event: EventView) -> None:
-        if event.type is EventType.STARTING:
-            self._started_from[event.attempt] = self._checkpoint_steps[-1]
-            self._shown_step = min(self._shown_step, self._checkpoint_steps[-1])
-        if event.type is EventType.COMMITTED:
-            self.num_checkpoints += 1
-            self._checkpoint_steps.append(event.step)
+        self.num_checkpoints += event.type is EventType.COMMITTED
         style = "red" if event.type in _BAD else "green" if event.type is EventType.COMMITTED else None
         self._say(event_line(event), style)
 
@@ -114,8 +112,8 @@ class MainJob:
             for event in self._client.watch(self.name):
                 self._events.put(event)
         except (PhalanxError, OutsideError, ValueError) as error:
-            # The demo has ended and closed its client, or the loop that looks at the job will meet the same error.
-            self._console.print(f"no longer watching: {error}", style="dim", markup=False, highlight=False)
+            if not self._is_over.is_set():
+                self._say(f"no longer watching: {error}", "red")
 
     def _say(self, text: str, style: str | None = None) -> None:
         self._console.print(f"demo: {text}", style=style, markup=False, highlight=False, soft_wrap=True)

@@ -106,6 +106,7 @@ class Story:
         self._title("4. Stopped and committed; resumed with 4 ranks (dp_shard 4), and the agent gets SIGKILL")
         main_job.resume(jobs.SECOND_LAYOUT)
         main_job.run_until(JobState.SUCCEEDED)
+        main_job.close()
         if main_job.trouble.num_left:
             raise OutsideError(f"{main_job.trouble.num_left} of the demo's strikes never came")
         self.found.checkpoints = main_job.num_checkpoints

@@ -12,7 +12,8 @@ from phalanx.cli.demo.cluster import Cluster
 from phalanx.train.values import JobView
 
 RANK, AGENT = "a rank", "agent"
-KILLS = {4: "data", 7: "checkpoint", 12: RANK, 16: "train", 18: "monitor", 27: AGENT}
+BEFORE_STOP = {4: "data", 7: "checkpoint", 12: RANK, 16: "train", 18: "monitor"}
+AFTER_RESUME = {27: AGENT}
 STOP_AFTER_STEP = 20
 
 
@@ -25,14 +26,14 @@ class Recovery:
     running_s: float | None = None
     first_step_s: float | None = None
 
-    def observe(self, job: JobView, started_from: int | None) -> None:
-        """Takes the job as it is now. started_from: the step that its newest attempt starts from, once known."""
-        if job.attempt <= self.attempt or started_from is None:
+    def observe(self, job: JobView) -> None:
+        """Takes the job as it is now."""
+        if job.attempt <= self.attempt or job.state.value != "running":
             return
         now_s = time.monotonic() - self.killed_at_s
-        if self.running_s is None and job.state.value == "running":
+        if self.running_s is None:
             self.running_s = now_s
-        if self.first_step_s is None and job.step > started_from:
+        if self.first_step_s is None and job.loss is not None:
             self.first_step_s = now_s
 
 
@@ -43,29 +44,30 @@ class Trouble:
 
     def __init__(self, cluster: Cluster, say: Callable[[str], None]) -> None:
         self._cluster, self._say = cluster, say
-        self._due = dict(KILLS)
+        self._due = dict(BEFORE_STOP)
         self.recoveries: dict[str, Recovery] = {}
         self.progress: dict[int, int] = {}
 
-    def observe(self, job: JobView, started_from: int | None) -> None:
-        """The job as it is now; strikes where it is due and no earlier strike is still being recovered from."""
-        if started_from is not None and job.step > started_from:
+    def observe(self, job: JobView) -> None:
+        """The job as it is now; strikes where it is due and no earlier strike is still being recovered from. Only an
+        attempt's own steps come with a loss.
+        """
+        if job.loss is not None:
             self.progress[job.attempt] = max(job.step, self.progress.get(job.attempt, 0))
         for recovery in self.recoveries.values():
-            recovery.observe(job, started_from)
+            recovery.observe(job)
         is_recovering = any(each.first_step_s is None for each in self.recoveries.values())
         due = [step for step in self._due if job.step >= step]
         if due and job.state.value == "running" and not is_recovering:
             self._strike(self._due.pop(due[0]), job)
 
-    @property
-    def is_done_before_stop(self) -> bool:
-        """Whether all that belongs to the first layout has happened."""
-        return all(step > STOP_AFTER_STEP for step in self._due)
+    def resume(self) -> None:
+        """The second layout begins."""
+        self._due = dict(AFTER_RESUME)
 
     @property
     def num_left(self) -> int:
-        """Strikes that never came."""
+        """Strikes of this layout that have not come yet."""
         return len(self._due)
 
     def _strike(self, victim: str, job: JobView) -> None:
