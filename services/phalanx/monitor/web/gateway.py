@@ -13,12 +13,14 @@ import hmac
 import ipaddress
 import json
 import logging
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
@@ -27,6 +29,7 @@ from google.protobuf.message import Message
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.monitor.web.plain_json import plain
+from phalanx.rpc import NotFound
 from phalanx.rpc.config import split_address
 
 LOG = logging.getLogger(__name__)
@@ -106,7 +109,10 @@ class _Server(ThreadingHTTPServer):
     allow_reuse_address = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        LOG.debug("a browser left", exc_info=True)
+        if isinstance(sys.exception(), (ConnectionError, TimeoutError)):
+            LOG.debug("a browser left", exc_info=True)
+        else:
+            LOG.exception("a request of the page failed")
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -123,8 +129,10 @@ class _Handler(BaseHTTPRequestHandler):
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
         try:
             self._route(url.path, query)
-        except PhalanxError as error:
+        except NotFound as error:
             self._send(HTTPStatus.NOT_FOUND, "application/json", _json({"error": str(error)}))
+        except PhalanxError as error:
+            self._send(HTTPStatus.BAD_REQUEST, "application/json", _json({"error": str(error)}))
         except OutsideError as error:
             self._send(HTTPStatus.SERVICE_UNAVAILABLE, "application/json", _json({"error": str(error)}))
 
@@ -160,13 +168,12 @@ class _Handler(BaseHTTPRequestHandler):
             return
         try:
             changes = self.settings.source.watch_run(job, after_version)
+            first = next(changes, None)  # a job that is not known is refused before the stream begins
             self._start(HTTPStatus.OK, "text/event-stream", {"Connection": "close"})
-            for change in changes:
+            for change in chain(() if first is None else (first,), changes):
                 data = plain(change)
                 self.wfile.write(b"id: %d\ndata: %s\n\n" % (data["version"], _json(data)))
                 self.wfile.flush()
-        except (BrokenPipeError, ConnectionResetError, TimeoutError):
-            LOG.debug("a browser left its stream of %s", job)
         finally:
             self.close_connection = True
             self.settings.streams.release()

@@ -1,221 +1,185 @@
-// A line over steps on a canvas. Every pixel column shows the least and the greatest value that falls into it, so that
-// drawing costs one pass over what is visible, however long the run, and no spike is lost. Charts share one span of steps.
+// Lines over steps. Charts share one span of steps and one cursor; what was decimated is kept until a step, the span or
+// the size changes, so that a moving cursor costs a stroke and no pass over the run.
 
 import { compact } from "./format.js";
-import { Series, smoothed } from "./series.js";
+import * as paint from "./paint.js";
+import { decimated, Series, smoothed } from "./series.js";
 
-const MARGIN = { left: 58, right: 12, top: 8, bottom: 22 };
+const MARGIN = { left: 60, right: 14, top: 10, bottom: 24 };
+const NEAR_PX = 7, LEAST_DRAG_PX = 5;
 
-// The steps that all charts show; null means the whole run, as it grows.
+// The steps that all charts show (null: the whole run, as it grows), and the step under the cursor.
 export class Span {
-  constructor() { this.range = null; this.charts = []; }
-  show(range) { this.range = range; for (const chart of this.charts) chart.touch(); }
+  constructor() { this.range = this.cursor = null; this.charts = []; }
+  show(range) { this.range = range; this.touch(); }
+  point(step) { this.cursor = step; this.touch(); }
+  touch() { for (const chart of this.charts) chart.touch(); }
 }
 
 export class Chart {
-  constructor(canvas, column, span, color) {
-    Object.assign(this, { canvas, series: new Series(), column, span, color, log: false, weight: 0, marks: [], dots: [] });
-    this.cursor = this.drag = null;
-    this.drawn = 0;
+  // lines: [column, colour] each; the first one gives the figure in the heading.
+  constructor(section, span, lines) {
+    Object.assign(this, { span, lines, series: new Series(), isLog: false, weight: 0, marks: [], bands: [], dots: [], drag: null, drawn: 0 });
+    this.canvas = section.querySelector("canvas");
+    this.readout = section.querySelector("output");
+    this.tip = section.querySelector(".tip");
     span.charts.push(this);
-    new ResizeObserver(() => this.touch()).observe(canvas);
-    canvas.addEventListener("pointermove", (event) => this.move(event));
-    canvas.addEventListener("pointerleave", () => { this.cursor = null; this.touch(); });
-    canvas.addEventListener("pointerdown", (event) => { this.drag = event.offsetX; canvas.setPointerCapture(event.pointerId); });
-    canvas.addEventListener("pointerup", (event) => this.release(event));
-    canvas.addEventListener("dblclick", () => span.show(null));
+    new ResizeObserver(() => this.touch()).observe(this.canvas);
+    const hear = (name, action) => this.canvas.addEventListener(name, action);
+    hear("pointermove", (event) => this.move(event.offsetX));
+    hear("pointerleave", () => { if (this.drag === null) this.leave(); });
+    hear("pointerdown", (event) => { this.drag = event.offsetX; this.canvas.setPointerCapture(event.pointerId); });
+    hear("pointerup", (event) => this.release(event.offsetX));
+    hear("pointercancel", () => { this.drag = null; this.leave(); });
+    hear("dblclick", () => span.show(null));
+    hear("keydown", (event) => this.press(event));
+    hear("blur", () => this.leave());
   }
 
   // Draws at the next frame, once.
-  touch() {
-    this.frame ??= requestAnimationFrame(() => { this.frame = null; this.draw(); });
+  touch() { this.frame ??= requestAnimationFrame(() => { this.frame = null; this.draw(); }); }
+
+  // What people do.
+
+  move(x) {
+    this.pointer = x;
+    const { series } = this;
+    if (!series.length) return;
+    const at = series.indexOf(this.stepAt(x));
+    const nearest = at > 0 && at < series.length && this.stepAt(x) - series.step[at - 1] < series.step[at] - this.stepAt(x) ? at - 1 : at;
+    this.span.point(series.step[Math.min(nearest, series.length - 1)]);
   }
 
-  move(event) { this.cursor = event.offsetX; this.touch(); }
+  leave() { this.pointer = null; this.span.point(null); }
 
-  release(event) {
+  release(x) {
     const from = this.drag;
     this.drag = null;
-    if (from === null || Math.abs(event.offsetX - from) < 5) return this.touch();
-    const [a, b] = [from, event.offsetX].sort((x, y) => x - y).map((x) => this.stepAt(x));
-    this.span.show([a, b]);
+    if (from === null || Math.abs(x - from) < LEAST_DRAG_PX) return this.touch();
+    this.span.show([from, x].sort((a, b) => a - b).map((each) => this.stepAt(each)));
   }
 
-  get bounds() {
-    const { series } = this;
-    return this.span.range ?? [series.length ? series.step[0] : 0, Math.max(1, series.last("step") ?? 1)];
+  press(event) {
+    const [from, to] = this.bounds, cursor = this.span.cursor ?? to, stride = Math.max(1, (to - from) / 100);
+    const acts = {
+      ArrowLeft: () => this.move(this.xOf(Math.max(from, cursor - stride))),
+      ArrowRight: () => this.move(this.xOf(Math.min(to, cursor + stride))),
+      "+": () => this.zoom(cursor, 0.5),
+      "-": () => this.zoom(cursor, 2),
+      Escape: () => { this.span.show(null); this.leave(); },
+    };
+    if (!acts[event.key]) return;
+    acts[event.key]();
+    event.preventDefault();
   }
 
-  x(step) {
-    const [from, to] = this.bounds;
-    return MARGIN.left + ((step - from) / (to - from || 1)) * this.width;
+  zoom(step, factor) {
+    const [from, to] = this.bounds, [first, last] = this.whole;
+    const range = [Math.max(first, step - (step - from) * factor), Math.min(last, step + (to - step) * factor)];
+    if (range[1] - range[0] >= 2) this.span.show(range[0] === first && range[1] === last ? null : range);
+  }
+
+  // Where things are.
+
+  get whole() { return [this.series.length ? this.series.step[0] : 0, Math.max(1, this.series.last("step") ?? 1)]; }
+  get bounds() { return this.span.range ?? this.whole; }
+  get box() { return { left: MARGIN.left, top: MARGIN.top, width: this.canvas.clientWidth - MARGIN.left - MARGIN.right, height: this.canvas.clientHeight - MARGIN.top - MARGIN.bottom }; }
+
+  xOf(step) {
+    const [from, to] = this.bounds, { left, width } = this.box;
+    return left + ((step - from) / (to - from || 1)) * width;
   }
 
   stepAt(x) {
-    const [from, to] = this.bounds;
-    return from + ((x - MARGIN.left) / this.width) * (to - from);
+    const [from, to] = this.bounds, { left, width } = this.box;
+    return from + ((x - left) / width) * (to - from);
   }
 
+  // Drawing.
+
   draw() {
-    const ratio = devicePixelRatio || 1;
-    const { clientWidth, clientHeight } = this.canvas;
+    const { clientWidth, clientHeight } = this.canvas, ratio = devicePixelRatio || 1;
     if (!clientWidth) return;
-    if (this.canvas.width !== clientWidth * ratio || this.canvas.height !== clientHeight * ratio) {
-      this.canvas.width = clientWidth * ratio;
-      this.canvas.height = clientHeight * ratio;
-    }
-    this.width = clientWidth - MARGIN.left - MARGIN.right;
-    this.height = clientHeight - MARGIN.top - MARGIN.bottom;
-    const context = this.canvas.getContext("2d");
+    const [wide, high] = [Math.round(clientWidth * ratio), Math.round(clientHeight * ratio)];
+    if (this.canvas.width !== wide || this.canvas.height !== high) Object.assign(this.canvas, { width: wide, height: high });
+    const context = this.canvas.getContext("2d"), { box } = this, style = getComputedStyle(this.canvas);
+    const ink = (name) => style.getPropertyValue(name);
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, clientWidth, clientHeight);
-    context.font = "11px system-ui, sans-serif";
-    const style = getComputedStyle(this.canvas);
-    this.ink = (name) => style.getPropertyValue(name);
-    const columns = this.columnsOf(smoothed(this.series.columns[this.column], this.series.length, this.weight));
-    this.scale(columns);
-    this.axes(context);
+    context.font = `11px ${style.fontFamily}`;
+    const layers = this.layers(box);
+    const scale = (this.shown = this.scale(layers, box));
+    paint.axes(context, box, scale, ink);
     context.save();
     context.beginPath();
-    context.rect(MARGIN.left, 0, this.width, clientHeight);
+    context.rect(box.left - 1, 0, box.width + 7, clientHeight);
     context.clip();
-    this.drawMarks(context);
-    this.drawLine(context, columns);
-    this.drawDots(context);
+    for (const { from, to, color } of this.bands) paint.band(context, box, scale.x(from), scale.x(to), ink(color), 0.1);
+    for (const { points, color, alpha } of layers) paint.curve(context, points, scale.y, ink(color), alpha);
+    for (const { step, color } of this.marks) paint.mark(context, box, scale.x(step), ink(color));
+    for (const { step, value } of this.dots) if (Number.isFinite(value)) paint.dot(context, scale.x(step), scale.y(value), ink("--held-out"), ink("--card"));
+    this.drawCursor(context, box, scale, ink);
     context.restore();
-    this.drawCursor(context);
+    this.read();
     this.drawn += 1;
   }
 
-  // For each pixel column that has a value: [x, least, greatest, last].
-  columnsOf(values) {
-    const { series } = this;
-    const [from, to] = this.bounds;
-    const first = Math.max(0, series.indexOf(from) - 1);
-    const last = Math.min(series.length, series.indexOf(to) + 2);
-    const columns = [];
-    let x = null, low = 0, high = 0, latest = 0;
-    for (let i = first; i < last; i++) {
-      const value = values[i];
-      if (!Number.isFinite(value) || (this.log && value <= 0)) continue;
-      const at = Math.round(this.x(series.step[i]));
-      if (at === x) {
-        if (value < low) low = value;
-        if (value > high) high = value;
-        latest = value;
-      } else {
-        if (x !== null) columns.push([x, low, high, latest]);
-        x = at;
-        low = high = latest = value;
-      }
-    }
-    if (x !== null) columns.push([x, low, high, latest]);
-    return columns;
-  }
-
-  scale(columns) {
-    let low = Infinity, high = -Infinity;
-    for (const [, least, greatest] of columns) {
-      if (least < low) low = least;
-      if (greatest > high) high = greatest;
-    }
-    if (low > high) [low, high] = [0, 1];
-    if (low === high) [low, high] = [low - Math.abs(low) * 0.1 - 1e-9, high + Math.abs(high) * 0.1 + 1e-9];
-    const bent = this.log ? Math.log10 : (value) => value;
-    const room = (bent(high) - bent(low)) * 0.05;
-    [this.low, this.high] = [bent(low) - room, bent(high) + room];
-    this.y = (value) => MARGIN.top + (1 - (bent(value) - this.low) / (this.high - this.low)) * this.height;
-  }
-
-  axes(context) {
-    context.strokeStyle = this.ink("--line");
-    context.fillStyle = this.ink("--quiet");
-    context.lineWidth = 1;
-    context.textAlign = "right";
-    context.textBaseline = "middle";
-    for (const tick of ticks(this.low, this.high, 5)) {
-      const value = this.log ? 10 ** tick : tick;
-      const y = Math.round(this.y(value)) + 0.5;
-      line(context, MARGIN.left, y, MARGIN.left + this.width, y);
-      context.fillText(compact(value), MARGIN.left - 6, y);
-    }
-    context.textAlign = "center";
-    context.textBaseline = "top";
-    for (const step of ticks(...this.bounds, 8)) {
-      context.fillText(compact(step), this.x(step), MARGIN.top + this.height + 6);
-    }
-  }
-
-  drawLine(context, columns) {
-    context.strokeStyle = this.ink(this.color);
-    context.lineWidth = 1.4;
-    context.lineJoin = "round";
-    context.beginPath();
-    columns.forEach(([x, low, high, latest], i) => {
-      if (i === 0) context.moveTo(x, this.y(low));
-      else context.lineTo(x, this.y(low));
-      if (low !== high) { context.lineTo(x, this.y(high)); context.lineTo(x, this.y(latest)); }
+  // Lines as decimated points: the values, and where they are smoothed, those faintly behind.
+  layers(box) {
+    const { series, weight, isLog } = this, [from, to] = this.bounds;
+    const key = [series.version, from, to, box.width, weight, isLog].join();
+    if (this.kept?.key === key && this.kept.series === series) return this.kept.layers;
+    const first = Math.max(0, series.indexOf(from) - 1), end = Math.min(series.length, series.indexOf(to) + 2);
+    const factor = box.width / (to - from || 1), toX = { factor, offset: box.left - from * factor };
+    const points = (values) => decimated(series.step, values, first, end, toX, isLog);
+    const layers = this.lines.flatMap(([column, color]) => {
+      const values = series.columns[column];
+      const own = { points: points(smoothed(values, series.length, weight)), color, alpha: 1 };
+      return weight ? [{ points: points(values), color, alpha: 0.25 }, own] : [own];
     });
-    context.stroke();
+    this.kept = { key, series, layers };
+    return layers;
   }
 
-  drawMarks(context) {
-    for (const { step, color } of this.marks) {
-      context.strokeStyle = this.ink(color);
-      context.lineWidth = 1.5;
-      const x = Math.round(this.x(step)) + 0.5;
-      line(context, x, MARGIN.top, x, MARGIN.top + this.height);
+  scale(layers, box) {
+    const { isLog } = this, [from, to] = this.bounds, bent = isLog ? Math.log10 : (value) => value;
+    let low = Infinity, high = -Infinity;
+    for (const { points } of layers) for (const point of points) { low = Math.min(low, point.low); high = Math.max(high, point.high); }
+    if (low > high) [low, high] = isLog ? [1, 10] : [0, 1];
+    if (low === high) [low, high] = [low * (low > 0 ? 0.9 : 1.1) - (low ? 0 : 1), high * (high > 0 ? 1.1 : 0.9) + (high ? 0 : 1)];
+    const room = (bent(high) - bent(low)) * 0.06;
+    [low, high] = [bent(low) - room, bent(high) + room];
+    const y = (value) => box.top + (1 - (bent(value) - low) / (high - low)) * box.height;
+    return { low, high, from, to, isLog, y, x: (step) => box.left + ((step - from) / (to - from || 1)) * box.width };
+  }
+
+  drawCursor(context, box, scale, ink) {
+    if (this.drag !== null && this.pointer != null) {
+      paint.band(context, box, Math.min(this.drag, this.pointer), Math.max(this.drag, this.pointer), ink("--train"), 0.15);
+    }
+    if (this.span.cursor === null) return;
+    const x = Math.round(scale.x(this.span.cursor)) + 0.5, [column, color] = this.lines[0];
+    const value = this.series.columns[column][this.series.indexOf(this.span.cursor)];
+    Object.assign(context, { strokeStyle: ink("--quiet"), lineWidth: 1 });
+    paint.stroke(context, x, box.top, x, box.top + box.height);
+    if (Number.isFinite(value)) paint.dot(context, x, scale.y(value), ink(color), ink("--card"));
+  }
+
+  // The figure under the cursor, or the last one; and what the marks near the pointer say.
+  read() {
+    const { series, span, lines } = this;
+    const at = span.cursor === null ? series.length - 1 : Math.min(series.indexOf(span.cursor), series.length - 1);
+    const values = at < 0 ? [] : lines.map(([column]) => compact(series.columns[column][at]));
+    const text = at < 0 ? "" : span.cursor === null ? values[0] : `step ${series.step[at]}: ${values.join(", ")}`;
+    if (this.readout.textContent !== text) this.readout.textContent = text;
+    if (!this.tip) return;
+    const near = this.pointer == null || this.drag !== null ? [] : [...this.marks, ...this.dots].filter((each) => each.label && Math.abs(this.xOf(each.step) - this.pointer) <= NEAR_PX);
+    const said = near.map((each) => each.label).join("\n");
+    this.tip.hidden = !said;
+    if (this.tip.textContent !== said) this.tip.textContent = said;
+    if (said) {
+      const { offsetLeft, clientWidth } = this.canvas, room = clientWidth - this.tip.offsetWidth;
+      this.tip.style.left = `${offsetLeft + Math.max(0, Math.min(this.pointer + 12, room))}px`;
     }
   }
-
-  drawDots(context) {
-    context.fillStyle = this.ink("--held-out");
-    for (const { step, value } of this.dots) {
-      if (!Number.isFinite(value)) continue;
-      context.beginPath();
-      context.arc(this.x(step), this.y(value), 3.5, 0, 2 * Math.PI);
-      context.fill();
-    }
-  }
-
-  drawCursor(context) {
-    if (this.cursor === null || !this.series.length) return;
-    if (this.drag !== null) {
-      context.fillStyle = this.ink(this.color);
-      context.globalAlpha = 0.15;
-      context.fillRect(Math.min(this.drag, this.cursor), MARGIN.top, Math.abs(this.cursor - this.drag), this.height);
-      context.globalAlpha = 1;
-    }
-    const i = Math.min(this.series.length - 1, this.series.indexOf(this.stepAt(this.cursor)));
-    const step = this.series.step[i], x = Math.round(this.x(step)) + 0.5;
-    const near = this.marks.filter((mark) => Math.abs(this.x(mark.step) - this.cursor) < 4 && mark.label).map((mark) => mark.label);
-    const text = [`step ${step}: ${compact(this.series.columns[this.column][i])}`, ...near].join("  ·  ");
-    context.strokeStyle = this.ink("--quiet");
-    line(context, x, MARGIN.top, x, MARGIN.top + this.height);
-    const wide = context.measureText(text).width + 12;
-    const left = Math.max(MARGIN.left, Math.min(x + 8, MARGIN.left + this.width - wide));
-    context.fillStyle = this.ink("--card");
-    context.fillRect(left, MARGIN.top, wide, 20);
-    context.fillStyle = this.ink("--ink");
-    context.textAlign = "left";
-    context.textBaseline = "middle";
-    context.fillText(text, left + 6, MARGIN.top + 10);
-  }
-}
-
-function line(context, x0, y0, x1, y1) {
-  context.beginPath();
-  context.moveTo(x0, y0);
-  context.lineTo(x1, y1);
-  context.stroke();
-}
-
-// Round numbers between two ends, about `count` of them.
-function ticks(low, high, count) {
-  const rough = (high - low) / count || 1;
-  const unit = 10 ** Math.floor(Math.log10(rough));
-  const size = [1, 2, 5, 10].map((factor) => factor * unit).find((each) => each >= rough);
-  const out = [];
-  for (let tick = Math.ceil(low / size) * size; tick <= high; tick += size) out.push(tick);
-  return out;
 }

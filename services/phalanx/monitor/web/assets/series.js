@@ -4,7 +4,7 @@ const COLUMNS = ["step", "loss", "tokens_per_second", "gradient_norm", "step_tim
 
 export class Series {
   constructor() {
-    this.length = 0;
+    this.length = this.version = 0;
     this.columns = Object.fromEntries(COLUMNS.map((name) => [name, new Float64Array(1024)]));
   }
 
@@ -12,17 +12,36 @@ export class Series {
 
   last(name) { return this.length ? this.columns[name][this.length - 1] : null; }
 
+  // The median of the last finite values; null where there are none.
+  recent(name, count = 20) {
+    const values = this.columns[name].slice(Math.max(0, this.length - count), this.length).filter(Number.isFinite).sort();
+    return values.length ? values[values.length >> 1] : null;
+  }
+
+  // Returns the first step that another attempt had done before; null for none.
   append(curve) {
     const count = curve?.step?.length ?? 0;
-    if (!count) return;
-    this.length = this.indexOf(curve.step[0]);
-    this.reserve(this.length + count);
+    if (!count) return null;
+    const at = this.indexOf(curve.step[0]);
+    const redone = at < this.length && this.columns.attempt[at] !== curve.attempt[0] ? this.step[at] : null;
+    this.length = at;
+    this.reserve(at + count);
     for (const name of COLUMNS) {
-      const column = this.columns[name];
-      const values = curve[name] ?? [];
-      for (let i = 0; i < count; i++) column[this.length + i] = values[i] ?? NaN;
+      const column = this.columns[name], values = curve[name] ?? [];
+      for (let i = 0; i < count; i++) column[at + i] = values[i] ?? NaN;
     }
     this.length += count;
+    this.version += 1;
+    return redone;
+  }
+
+  // Drops what is behind a step; whether there was anything.
+  cut(step) {
+    const length = this.indexOf(step + 1);
+    if (length === this.length) return false;
+    this.length = length;
+    this.version += 1;
+    return true;
   }
 
   // The first place whose step is at least `step`.
@@ -37,25 +56,45 @@ export class Series {
   }
 
   reserve(length) {
-    const held = this.step.length;
-    if (length <= held) return;
+    if (length <= this.step.length) return;
     for (const name of COLUMNS) {
-      const wider = new Float64Array(Math.max(length, 2 * held));
+      const wider = new Float64Array(Math.max(length, 2 * this.columns[name].length));
       wider.set(this.columns[name].subarray(0, this.length));
       this.columns[name] = wider;
     }
   }
 }
 
-// An exponential average that skips what is not finite; weight 0 gives the values themselves.
+// An exponential average over the finite values; what is not finite stays so. Weight 0 gives the values themselves.
 export function smoothed(values, length, weight) {
   if (!weight) return values;
-  const out = new Float64Array(length);
+  const out = new Float64Array(length).fill(NaN);
   let average = NaN;
   for (let i = 0; i < length; i++) {
     const value = values[i];
-    if (Number.isFinite(value)) average = Number.isFinite(average) ? weight * average + (1 - weight) * value : value;
+    if (!Number.isFinite(value)) continue;
+    average = Number.isFinite(average) ? weight * average + (1 - weight) * value : value;
     out[i] = average;
   }
   return out;
+}
+
+// One point for each pixel column with a value: where the line enters it, its least and greatest value, where it leaves,
+// and whether a value that is not finite came before, so that the line has a gap there. One pass, and no spike is lost.
+export function decimated(steps, values, first, end, toX, isLog) {
+  const points = [];
+  let point = null, gap = true;
+  for (let i = first; i < end; i++) {
+    const value = values[i];
+    if (!Number.isFinite(value) || (isLog && value <= 0)) { gap = true; continue; }
+    const x = Math.round(toX.offset + steps[i] * toX.factor);
+    if (point === null || gap || x !== point.x) points.push((point = { x, enter: value, low: value, high: value, leave: value, gap }));
+    else {
+      if (value < point.low) point.low = value;
+      if (value > point.high) point.high = value;
+      point.leave = value;
+    }
+    gap = false;
+  }
+  return points;
 }

@@ -1,0 +1,99 @@
+// What one sees first: where the run stands, what happens right now and why, and its figures.
+
+import { clock, compact, percent, seconds, words } from "./format.js";
+
+const byId = (id) => document.getElementById(id);
+const ACTIVE = new Set(["queued", "preparing", "starting", "running", "recovering"]);
+const SILENT_S = 30;
+
+export function showSummary({ summary, series, evaluations, attempts, ranks, events }) {
+  const { state, step, num_steps: numSteps } = summary;
+  byId("state").textContent = words(state);
+  byId("state").className = `state ${state}`;
+  byId("progress").value = numSteps ? Math.min(1, step / numSteps) : 0;
+  byId("steps").textContent = numSteps ? `step ${step} of ${numSteps} · ${Math.floor((100 * step) / numSteps)} %` : `step ${step}`;
+  const stepTime = series.recent("step_time_s"), leftS = (numSteps - step) * stepTime;
+  const hasLeft = state === "running" && step < numSteps && stepTime > 0;
+  const saved = newestCheckpoint(attempts);
+  fillTiles({
+    loss: [compact(summary.loss)],
+    evaluation: [compact([...evaluations.values()].at(-1)), evaluations.size ? `at step ${[...evaluations.keys()].at(-1)}` : ""],
+    speed: [compact(summary.tokens_per_second)],
+    "step-time": [seconds(stepTime)],
+    saved: [saved ? `step ${saved}` : "–", saved ? `${step - saved} steps ago` : ""],
+    attempt: [summary.attempt || "–", attempts.at(-1)?.layout ?? ""],
+    incidents: [summary.num_incidents],
+    left: [hasLeft ? seconds(leftS) : "–", hasLeft ? `done at ${finish(leftS)}` : ""],
+  });
+  showSplit(stepTime, series.recent("data_wait_s"), ranks);
+  showNow(summary, events);
+  document.title = titleOf(summary);
+}
+
+export function showNothing(title, text, isEmpty) {
+  byId("state").textContent = title;
+  byId("state").className = "state";
+  byId("steps").textContent = "";
+  byId("progress").value = 0;
+  byId("now").textContent = text;
+  byId("now").className = "now";
+  byId("now").hidden = !text;
+  byId("empty").hidden = !isEmpty;
+  document.title = `${title} – Phalanx`;
+}
+
+export const titleOf = ({ state, step, num_steps: numSteps }) => `${words(state)} ${step}${numSteps ? `/${numSteps}` : ""} – Phalanx`;
+
+function fillTiles(tiles) {
+  for (const [name, [figure, more]] of Object.entries(tiles)) {
+    byId(`tile-${name}`).textContent = figure;
+    if (more === undefined) continue;
+    byId(`more-${name}`).textContent = more;
+    byId(`more-${name}`).title = more;
+  }
+}
+
+function newestCheckpoint(attempts) {
+  return Math.max(0, ...attempts.filter((each) => each.live).flatMap((each) => each.checkpoints));
+}
+
+function finish(leftS) {
+  const at = new Date(Date.now() + 1000 * leftS);
+  const day = leftS > 18 * 3600 ? `${at.toLocaleDateString([], { weekday: "short", day: "numeric", month: "short" })} ` : "";
+  return day + at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
+}
+
+// Where a step's time goes: waiting for data, the host's own work, and the rest, which is the device and the peers.
+function showSplit(stepTime, dataWait, ranks) {
+  const busy = ranks.map((rank) => rank.busy_s).filter(Number.isFinite).sort((a, b) => a - b);
+  const data = Math.min(1, (dataWait ?? NaN) / stepTime);
+  const host = Math.max(0, Math.min(1 - data, busy[busy.length >> 1] / stepTime - data));
+  const parts = { data, host, rest: 1 - data - (host || 0) };
+  byId("split").hidden = !Number.isFinite(data);
+  for (const [name, share] of Object.entries(parts)) byId(`split-${name}`).style.flexGrow = Number.isFinite(share) ? share : 0;
+  const text = Number.isFinite(host) ? `${percent(data)} data, ${percent(host)} host, ${percent(parts.rest)} device and peers` : `${percent(data)} data`;
+  byId("more-step-time").textContent = Number.isFinite(data) ? text : "";
+  byId("more-step-time").title = text;
+}
+
+// What is going on where a run does not simply train, and why.
+function showNow(summary, events) {
+  const now = byId("now"), { state } = summary;
+  const began = events.findLastIndex((event) => event.type === "running");
+  const told = events.slice(began + 1).filter((event) => event.cause?.kind || event.message);
+  const why = told.findLast((event) => event.cause?.kind) ?? told.at(-1);
+  let text = "";
+  if (state !== "running" && state !== "succeeded" && why) text = `${clock(why.time)}  ${sentence(why)}`;
+  if (ACTIVE.has(state) && state !== "queued" && summary.silent_s > SILENT_S) text = `nothing heard of it for ${seconds(summary.silent_s)}. ${text}`;
+  now.textContent = text;
+  now.className = `now ${state}`;
+  now.hidden = !text;
+  byId("empty").hidden = true;
+}
+
+function sentence({ cause, step, message }) {
+  if (!cause?.kind) return message;
+  const place = [cause.rank == null ? "" : `rank ${cause.rank}`, cause.node_id ? `on ${cause.node_id}` : "", step ? `at step ${step}` : ""].filter(Boolean).join(" ");
+  const what = [words(cause.kind), place].filter(Boolean).join(", ");
+  return [`${what}: ${cause.message}`, message].filter(Boolean).join(" → ");
+}
