@@ -6,9 +6,11 @@ import hashlib
 import logging
 import sys
 from collections.abc import Iterator
-from importlib import resources, util
+from importlib import import_module, resources, util
 from importlib.resources.abc import Traversable
 from pathlib import Path
+
+from phalanx.core.errors import PhalanxError
 
 ROOMS = ("core", "lineage", "models", "objects", "parallel", "snapshot", "spec", "stream", "trainer")
 MAX_USER_FILES, MAX_USER_BYTES = 2000, 64 << 20
@@ -30,6 +32,25 @@ def code_digest(model_class: str | None = None) -> str:
     for name, path in _user_files(model_class.partition(":")[0]) if model_class else ():
         _add_file(digest, f"user/{name}", path.read_bytes())
     return f"sha256:{digest.hexdigest()}"
+
+
+def require_own_code(model_class: str | None, expected: str) -> None:
+    """Raises PhalanxError where a user's model lies on this node in another version than the attempt was opened with.
+
+    For ranks beside an agent: their fork server holds Phalanx itself as its agent checked it, and each rank imports the
+    model anew.
+    """
+    if model_class is None:
+        return
+    import_module(model_class.partition(":")[0])
+    found = code_digest(model_class)
+    if found != expected:
+        raise PhalanxError(
+            f"code of {model_class} on this node",
+            value=found,
+            expected=f"{expected}, with which the attempt was opened",
+            remedy="let the code be while the job runs, the same on every node; resume the job to take up a change",
+        )
 
 
 def _add(digest: hashlib._Hash, folder: Traversable, name: str) -> None:

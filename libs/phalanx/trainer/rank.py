@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from phalanx.gang.context import RankContext
 from phalanx.gang.rendezvous import init_process_group
 from phalanx.lineage import Lineage
+from phalanx.trainer.code import require_own_code
 from phalanx.trainer.places import job_store
 from phalanx.trainer.preflight import Prepared, from_arguments
 
@@ -26,7 +27,10 @@ def run_rank(context: RankContext) -> None:
     """Entry of a rank: `context.arguments` as `to_arguments` makes them, with `agent` (socket, job, attempt) where an
     agent started it. Raises what ends the attempt.
     """
-    run_prepared(context, from_arguments(context.arguments), context.arguments.get("debug_rank"))
+    prepared = from_arguments(context.arguments)
+    if "agent" in context.arguments:
+        require_own_code(prepared.job.model.class_, prepared.code_digest)
+    run_prepared(context, prepared, context.arguments.get("debug_rank"))
 
 
 def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | None = None) -> None:

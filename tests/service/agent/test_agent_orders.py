@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 from agent_kit import JOB, is_alive, wait_until
 from support.jobs import write_job
@@ -68,6 +69,17 @@ def test_agent_sigkill_of_a_rank_is_told_within_5_s(world, agent):
     assert (ended.cause.kind, ended.cause.rank) == (record_pb2.CAUSE_KIND_PROCESS_DEATH, 1)
     assert ended.cause.signal == signal.SIGKILL
     assert not any(map(is_alive, pids))
+
+
+def test_agent_fork_server_that_dies_takes_its_ranks_and_is_replaced(world, agent):
+    pids = world.start_gang("wait_deaf").gang_started.pids
+    wait_until(lambda: len(world.train.records("phase")) >= 4, 10.0, "all ranks wait")
+    server = int(Path(f"/proc/{pids[0]}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    os.kill(server, signal.SIGKILL)
+    ended = world.train.wait_ended(within_s=5.0)
+    assert ended.cause.kind == record_pb2.CAUSE_KIND_PROCESS_DEATH and not ended.cause.HasField("rank")
+    assert not any(map(is_alive, pids))
+    assert world.start_gang("wait_deaf", attempt=2).HasField("gang_started")
 
 
 def test_agent_hang_past_its_fixed_deadline_is_found_with_its_stack(world, agent):

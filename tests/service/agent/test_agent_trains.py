@@ -22,6 +22,18 @@ from phalanx.spec.job import plain
 from phalanx.trainer.places import job_store
 
 pytestmark = pytest.mark.distributed
+OWN_MODEL = """
+from torch import nn
+
+
+class Bigram(nn.Module):
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(vocab_size, 8), nn.Linear(8, vocab_size)
+
+    def forward(self, tokens, position_ids, document_ids):
+        return self.head(self.embedding(tokens))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +125,30 @@ def test_agent_real_job_trains_stops_with_a_checkpoint_and_goes_on_from_it(world
     assert {row["step"] for row in rows if "step" in row} == set(range(1, ended.last_step + 6))
     live = [checkpoint.step for checkpoint in Lineage(job_store(job)).checkpoints()]
     assert live[-1] == ended.last_step + 5
+
+
+def test_agent_users_model_that_was_edited_since_the_attempt_was_opened_is_refused(
+    world, corpus, tmp_path, monkeypatch
+):
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "agents_own_model.py").write_text(OWN_MODEL)
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+    path = write_job(tmp_path, corpus, steps=4)
+    model = 'class = "agents_own_model:Bigram"\n[model.args]\nvocab_size = 300'
+    path.write_text(path.read_text().replace('preset = "tiny"', model))
+    job = load_job(path)
+    world.checkpoint.commit = commits_of(job)
+    with Agent(world.agent_config()):
+        wait_until(lambda: world.train.hellos, 10.0, "the agent's hello")
+        prepared = prepare(world, job)
+        first = open_and_start(world, job, prepared)
+        assert world.train.wait_ended(first, within_s=60.0).state == pb.GANG_STATE_FINISHED
+        (folder / "agents_own_model.py").write_text(OWN_MODEL + "\n# edited\n")
+        second = open_and_start(world, job, prepared)
+        ended = world.train.wait_ended(second, within_s=60.0)
+    assert ended.cause.kind == record_pb2.CAUSE_KIND_USER_ERROR
+    assert "agents_own_model:Bigram" in ended.cause.message and prepared.code_digest in ended.cause.message
 
 
 def test_agent_prepare_of_a_job_without_its_data_is_a_user_error(world, trainer, tmp_path):
