@@ -290,7 +290,7 @@ def _starting(situation: Situation, start: Start) -> Decision:
         return _recorded(
             Record(EventType.STARTING, opened.number, message=message, placement=start.placement, data=again)
         )
-    if situation.has_reported:
+    if situation.has_reported and all(share.phase is Phase.LIVING for share in situation.shares):
         parent = opened.parent
         begins = f"from {parent}" if parent else "from the beginning"
         data = {"parent": [parent.attempt, parent.step] if parent else None}

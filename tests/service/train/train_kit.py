@@ -382,7 +382,7 @@ class FakeAgent:
         if (order.job, order.attempt) in self.gangs:
             kind = "SUPERSEDED" if order.end_gang.superseded else "INTERRUPTED"
             job = JobName.parse(order.job).uid
-            self.end(order.attempt, pb.GANG_STATE_STOPPED, cause(kind, self.node_id), job)
+            self.end(order.attempt, pb.GANG_STATE_STOPPED, cause(kind, self.node_id), job, weight=2)
         return {"done": Done}
 
     def _give_orders(self, order: pb.Order) -> dict[str, Any]:

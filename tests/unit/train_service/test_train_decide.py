@@ -165,6 +165,13 @@ def test_starting_job_runs_with_the_first_word_of_a_rank(parent: CheckpointRef |
     assert record.data == {"parent": [1, 5] if parent else None}
 
 
+def test_word_of_a_rank_counts_once_the_ranks_of_all_nodes_live() -> None:
+    job = started(("n1", "n2"))
+    found = decided(job, shares=(living("n1"), assigned("n2")), opened=OPENED, has_reported=True)
+    assert all(isinstance(action, SendStart) for action in found.actions)
+    assert recorded(decided(job, opened=OPENED, has_reported=True)).type is E.RUNNING
+
+
 def test_attempt_that_cannot_be_opened_fails_the_job() -> None:
     record = recorded(decided(started(), shares=(assigned("n1"),), opened=cause("user_error")))
     assert record.type is E.FAILED
