@@ -7,7 +7,7 @@ trap 'rm -rf "$work"' EXIT
 "$root/.venv/bin/python" -m build --wheel --outdir "$work/dist" "$root" >"$work/build.log" 2>&1 || { cat "$work/build.log"; exit 1; }
 python3 -m venv "$work/venv"
 wheel=$(ls "$work"/dist/*.whl)
-"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" "$wheel[train,data]"
+"$work/venv/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "$root/constraints.txt" "$wheel[train,data,services]"
 cp "$root/examples/small-cpu.toml" "$work/job.toml"
 mkdir -p "$work/text"
 cp "$root"/docs/decisions/*.md "$work/text/"
@@ -26,5 +26,9 @@ fcntl.ioctl(s, 0x8914, struct.pack(\"16sh\", b\"lo\", 0x1 | 0x40))"
   phalanx data verify job.toml
   phalanx checkpoint export job.toml latest --out exported
   test -s exported/model.safetensors
+  phalanx up -d --port-base 0 --slots 2
+  phalanx job submit job.toml --set "job.name=\"served\"" --set training.steps=10 --set cluster.nproc=1 --set parallel.dp_shard=1
+  phalanx job wait served --timeout 120
+  phalanx down
 '
 echo "wheel: 1 passed, 0 failed"
