@@ -93,7 +93,7 @@ class SinkQueue:
         return counts
 
     def _run(self) -> None:
-        if not self._attempt("open", self._open, max_failures=1) and not self._reopen():
+        if not self._done("open", self._open):
             return
         failures = 0
         while (row := self._next_row()) is not None:
@@ -101,14 +101,6 @@ class SinkQueue:
             if self._failure:
                 return
         self._attempt("close", self._sink.close, max_failures=1)
-
-    def _reopen(self) -> bool:
-        """Whether a sink that comes back opened after all; False for every other one."""
-        return self._longest_pause_s is not None and self._persist("open", self._open)
-
-    def _reflushed(self) -> bool:
-        """Whether a sink that comes back flushed after all."""
-        return self._longest_pause_s is not None and self._persist("flush", self._sink.flush)
 
     def _open(self) -> None:
         self._high_water = self._sink.open(self._run_id, self._config)
@@ -125,7 +117,7 @@ class SinkQueue:
                     return self._rows.popleft()
                 if not self._flush_wanted:
                     return None
-            if not self._attempt("flush", self._sink.flush, max_failures=1) and not self._reflushed():
+            if not self._done("flush", self._sink.flush):
                 return None
             with self._changed:
                 self._flush_wanted = bool(self._rows)  # rows that came meanwhile are flushed too
@@ -135,7 +127,9 @@ class SinkQueue:
         """Log one row unless the sink has its step; False when that failed."""
         step, values = row
         replayed = step <= self._high_water
-        logged = not replayed and self._log(step, values, MAX_FAILURES_IN_A_ROW - failures)
+        logged = not replayed and self._done(
+            "log", lambda: self._sink.log(step, values), MAX_FAILURES_IN_A_ROW - failures
+        )
         with self._changed:
             if self._in_hand:  # not given up meanwhile
                 self._in_hand = 0
@@ -146,10 +140,11 @@ class SinkQueue:
                 self._high_water = step
         return logged or replayed
 
-    def _log(self, step: int, values: Values, max_failures: int) -> bool:
+    def _done(self, what: str, action: Callable[[], None], max_failures: int = 1) -> bool:
+        """Whether `action` went well: at once, or at last for a sink that comes back."""
         if self._longest_pause_s is not None:
-            return self._persist("log", lambda: self._sink.log(step, values))
-        return self._attempt("log", lambda: self._sink.log(step, values), max_failures)
+            return self._persist(what, action)
+        return self._attempt(what, action, max_failures)
 
     def _persist(self, what: str, action: Callable[[], None]) -> bool:
         """Tries until `action` goes well; False where the queue is closed before. One warning when the sink goes away,
@@ -183,7 +178,7 @@ class SinkQueue:
             action()
         except Exception as error:
             LOG.warning("%s: %s failed", self._sink.name, what, exc_info=True)
-            if max_failures <= 1 and self._longest_pause_s is None:
+            if max_failures <= 1:
                 self._turn_off(f"{what} failed: {type(error).__name__}: {error}")
             return False
         return True

@@ -6,6 +6,7 @@ while train can't say. It is asked every `ASK_EVERY_S`, and once more before a h
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -17,7 +18,7 @@ from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.monitor.board import Board
 
 LOG = logging.getLogger(__name__)
-TICK_S, ASK_EVERY_S, ASK_DEADLINE_S = 0.25, 2.0, 2.0
+TICK_S, LOOK_EVERY_TICKS, ASK_EVERY_S, ASK_DEADLINE_S = 0.25, 4, 2.0, 2.0
 SILENT_NODE_S = 10.0
 
 
@@ -49,14 +50,17 @@ class Judge:
         self._thread.join(5.0)
 
     def _run(self) -> None:
-        while not self._stop.wait(TICK_S):
+        for number in itertools.count():
+            if self._stop.wait(TICK_S):
+                return
             try:
-                self._look()
+                now_s = self._board.clock.tick(self._is_listening())
+                if number % LOOK_EVERY_TICKS == 0:
+                    self._look(now_s)
             except Exception:
                 LOG.exception("looking for hangs failed")
 
-    def _look(self) -> None:
-        now_s = self._board.clock.tick(self._is_listening())
+    def _look(self, now_s: float) -> None:
         if not self._is_listening() or not self._board.running_nodes():
             return
         is_suspect = self._board.suspects_hang(now_s)

@@ -47,7 +47,7 @@ from phalanx.rpc import Metrics, Server, ServiceConfig, connect_service, serve
 
 LOG = logging.getLogger(__name__)
 Adder: TypeAlias = Callable[[object, grpc.Server], None]  # OpenTelemetry's own are not typed
-FIRST_FILL_S = 30.0
+FIRST_FILL_S = 10.0
 STREAM_DEADLINE_S = 24 * 3600.0
 
 

@@ -278,10 +278,15 @@ class Run:
         return self.version
 
     def _knows(self, incident: Incident) -> bool:
-        """Whether it is one of ours that train tells back."""
-        ours = (incident.attempt, incident.cause.kind, incident.step)
+        """Whether it is one of ours that train tells back, or the end of an attempt that one of ours asked for."""
+        ours = [
+            each
+            for each, _ in self.incidents.values()
+            if (each.attempt, each.cause.kind) == (incident.attempt, incident.cause.kind)
+        ]
         return incident.id in self.incidents or any(
-            (each.attempt, each.cause.kind, each.step) == ours for each, _ in self.incidents.values()
+            each.step == incident.step or (incident.action is Action.RESTART and each.action in _ENDING)
+            for each in ours
         )
 
 
@@ -292,6 +297,7 @@ _HANDLERS: Mapping[str, Callable[[Run, record_pb.Record], tuple[Verdict, ...]]] 
     "opened": Run.opened,
     "committed": Run.committed,
 }
+_ENDING = frozenset({Action.ROLL_BACK, Action.RESTART})
 _TELLING = frozenset(
     {
         train_pb.JOB_EVENT_TYPE_INCIDENT,

@@ -25,7 +25,7 @@ from phalanx.monitor.store import MonitorStore
 
 MAX_POINTS_AN_ANSWER = 400_000  # some 60 bytes each: below the limit of a message
 MAX_POINTS_A_CHANGE = 20_000
-LEAST_PAUSE_S, SIGN_OF_LIFE_S = 0.25, 5.0
+LEAST_PAUSE_S, PAUSE_A_RANK_S, SIGN_OF_LIFE_S = 0.25, 0.25e-3, 5.0
 _LOOK_S = 1.0
 
 
@@ -76,7 +76,7 @@ class View:
             if change is not None:
                 yield change
                 version, told_s = change.version, time.monotonic()
-                ended.wait(LEAST_PAUSE_S)
+                ended.wait(LEAST_PAUSE_S + len(change.ranks) * PAUSE_A_RANK_S)
             else:
                 self._board.wait(job, version, _LOOK_S)
 

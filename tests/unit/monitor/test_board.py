@@ -74,6 +74,18 @@ def test_verdict_that_train_tells_back_as_an_event_is_no_second_incident(monitor
     assert ids(monitor) == ["a1-nan-s1"]
 
 
+def test_end_of_an_attempt_that_a_verdict_asked_for_is_no_second_incident(monitor):
+    told = Told(JOB)
+    monitor.board.change(JOB, lambda run: run.set_spec(100, Policy(on_nan=Action.ROLL_BACK)))
+    tell_run(monitor.board, started(told))
+    tell_run(monitor.board, (told.progress(step, None) for step in (1, 2, 3)))
+    cause = record_pb.Cause(kind=record_pb.CAUSE_KIND_NAN, message="not finite")
+    monitor.board.observe(told.event("recovering", "recovering", attempt=1, step=5, cause=cause))
+    assert ids(monitor) == ["a1-nan-s1", "a1-nan-s2", "a1-nan-s3"]
+    run = monitor.view.get_run(JOB)
+    assert [each.action for each in run.incidents] == [1, 1, 3], "told twice, then rolled back"
+
+
 def test_records_of_an_older_attempt_change_nothing(monitor):
     told = Told(JOB)
     tell_run(monitor.board, itertools.chain(started(told), steps(told, 1, 20), started(told, attempt=2, start_step=10)))

@@ -152,3 +152,74 @@ def test_queue_puts_from_many_threads_are_all_accounted_for(num_threads):
     counts = queue.close(10.0)
     assert counts.put == 500 * num_threads and counts.waiting == 0
     assert counts.logged == len(sink.rows)
+
+
+class Returning(Recorder):
+    """A sink whose other end is away until it is back."""
+
+    longest_pause_s = 0.01
+
+    def __init__(self, *, opens=True):
+        super().__init__()
+        self.is_back, self.opens, self.tries = threading.Event(), opens, 0
+
+    def open(self, run_id, config):
+        if not self.opens and not self.is_back.is_set():
+            raise OSError("no server")
+        return -1
+
+    def log(self, step, values):
+        self.tries += 1
+        if not self.is_back.is_set():
+            raise OSError("away")
+        self.rows.append((step, values))
+
+
+def until(condition):
+    end_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("opens", [True, False])
+def test_queue_of_a_sink_that_comes_back_tries_on_and_counts_exactly_what_found_no_room(opens, caplog):
+    sink = Returning(opens=opens)
+    queue = SinkQueue(sink, "run", {}, capacity=10)
+    until(lambda: queue.counts.waiting == 0)
+    for step in range(100):
+        queue.put(step, {})
+    until(lambda: sink.tries > 20 or not opens)
+    counts = queue.counts
+    assert counts.failure == "" and counts.logged == 0
+    assert counts.dropped + counts.waiting == counts.put == 100 and 10 <= counts.waiting <= 11
+    sink.is_back.set()
+    until(lambda: queue.counts.waiting == 0)
+    queue.put(100, {})
+    counts = queue.close(10.0)
+    assert counts.logged == len(sink.rows) and counts.logged + counts.dropped == 101
+    assert [step for step, _ in sink.rows][-1] == 100
+    assert sum("is away" in record.message for record in caplog.records) == 1, "told once, however often it is tried"
+
+
+def test_queue_of_a_sink_that_is_away_closes_within_its_deadline_and_drops_what_waits():
+    sink = Returning()
+    sink.longest_pause_s = 60.0
+    queue = SinkQueue(sink, "run", {})
+    for step in range(5):
+        queue.put(step, {})
+    until(lambda: sink.tries > 0)
+    began_s = time.monotonic()
+    counts = queue.close(10.0)
+    assert time.monotonic() - began_s < 5.0
+    assert (counts.logged, counts.dropped, counts.waiting) == (0, 5, 0) and "away" in counts.failure
+
+
+def test_queue_of_a_sink_that_is_away_flushes_once_it_is_back():
+    sink = Returning()
+    queue = SinkQueue(sink, "run", {})
+    queue.put(1, {})
+    assert not queue.flush(0.1)
+    sink.is_back.set()
+    assert queue.flush(10.0) and sink.flushed == 1
+    queue.close(10.0)

@@ -486,7 +486,9 @@ class GetRunRequest(_message.Message):
     job: _builtins.str
     """The job, `projects/<p>/jobs/<uid>`."""
     max_points: _builtins.int
-    """Most points of the curve; 0 for all. A shorter curve keeps the least and the greatest loss of every piece."""
+    """Most points of the curve; 0 for all, of which one answer holds the first 400,000: ask on with `after_step`. A
+    shorter curve keeps the least and the greatest loss of every piece.
+    """
     after_step: _builtins.int
     """Only steps behind this one."""
     def __init__(

@@ -81,7 +81,9 @@ class MonitorServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def WatchRun(self, request, context):
-        """WatchRun streams what is new about a run, at most a few times a second.
+        """WatchRun streams what is new about a run, at most a few times a second; without news a summary with the ranks, at
+        least every 5 seconds. A caller without a version, or with one that is not known any more, gets everything first, its
+        curve in at most 20,000 points.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -40,7 +40,10 @@ class MonitorServiceStub:
     GetRun: _grpc.UnaryUnaryMultiCallable[_monitor_service_pb2.GetRunRequest, _monitor_service_pb2.GetRunResponse]
     """GetRun returns a run with its curves."""
     WatchRun: _grpc.UnaryStreamMultiCallable[_monitor_service_pb2.WatchRunRequest, _monitor_service_pb2.WatchRunResponse]
-    """WatchRun streams what is new about a run, at most a few times a second."""
+    """WatchRun streams what is new about a run, at most a few times a second; without news a summary with the ranks, at
+    least every 5 seconds. A caller without a version, or with one that is not known any more, gets everything first, its
+    curve in at most 20,000 points.
+    """
     ListIncidents: _grpc.UnaryUnaryMultiCallable[_monitor_service_pb2.ListIncidentsRequest, _monitor_service_pb2.ListIncidentsResponse]
     """ListIncidents lists incidents of a run, oldest first."""
     ListGpus: _grpc.UnaryUnaryMultiCallable[_monitor_service_pb2.ListGpusRequest, _monitor_service_pb2.ListGpusResponse]
@@ -56,7 +59,10 @@ class MonitorServiceAsyncStub(MonitorServiceStub):
     GetRun: _aio.UnaryUnaryMultiCallable[_monitor_service_pb2.GetRunRequest, _monitor_service_pb2.GetRunResponse]  # type: ignore[assignment]
     """GetRun returns a run with its curves."""
     WatchRun: _aio.UnaryStreamMultiCallable[_monitor_service_pb2.WatchRunRequest, _monitor_service_pb2.WatchRunResponse]  # type: ignore[assignment]
-    """WatchRun streams what is new about a run, at most a few times a second."""
+    """WatchRun streams what is new about a run, at most a few times a second; without news a summary with the ranks, at
+    least every 5 seconds. A caller without a version, or with one that is not known any more, gets everything first, its
+    curve in at most 20,000 points.
+    """
     ListIncidents: _aio.UnaryUnaryMultiCallable[_monitor_service_pb2.ListIncidentsRequest, _monitor_service_pb2.ListIncidentsResponse]  # type: ignore[assignment]
     """ListIncidents lists incidents of a run, oldest first."""
     ListGpus: _aio.UnaryUnaryMultiCallable[_monitor_service_pb2.ListGpusRequest, _monitor_service_pb2.ListGpusResponse]  # type: ignore[assignment]
@@ -87,7 +93,10 @@ class MonitorServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _monitor_service_pb2.WatchRunRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_monitor_service_pb2.WatchRunResponse], _abc.AsyncIterator[_monitor_service_pb2.WatchRunResponse]]:
-        """WatchRun streams what is new about a run, at most a few times a second."""
+        """WatchRun streams what is new about a run, at most a few times a second; without news a summary with the ranks, at
+        least every 5 seconds. A caller without a version, or with one that is not known any more, gets everything first, its
+        curve in at most 20,000 points.
+        """
 
     @_abc_1.abstractmethod
     def ListIncidents(
