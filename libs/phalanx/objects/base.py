@@ -5,7 +5,7 @@ Every store promises the same, whatever holds the bytes:
   create   all or nothing, durable at return, and never over an existing object, however many writers race
   writer   the same for a streamed object: nothing exists under the key before `commit`
   list     what is there now, sorted by key; never from a cache; `children` the same one level deep
-  delete   idempotent
+  delete   idempotent, durable at return
 A key is a relative path with `/` between its segments. Writing the same key twice is an error even where the bytes
 agree; see `create`.
 """

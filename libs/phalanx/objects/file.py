@@ -131,6 +131,7 @@ class FileStore(ObjectStore):
         path = self._path(key)
         with translated(path), suppress(FileNotFoundError, IsADirectoryError, NotADirectoryError):
             path.unlink()
+            _sync_folder(path.parent)  # so that what is deleted next is never gone while this is there again
             _prune(self.root, path.parent)
 
 

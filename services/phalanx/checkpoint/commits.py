@@ -27,7 +27,7 @@ from phalanx.objects import ObjectMissing, ObjectStore
 from phalanx.rpc import AlreadyExists, Exhausted, FailedPrecondition, Superseded, Unavailable
 from phalanx.snapshot.commit import commit
 
-COMMIT_DEADLINE_S, MAX_COMMITS, MAX_WAITING = 600.0, 64, 1024
+COMMIT_DEADLINE_S, MAX_COMMITS, MAX_WAITING, LONGEST_WHY = 600.0, 64, 1024, 2000
 _LOG = logging.getLogger(__name__)
 
 
@@ -96,7 +96,11 @@ class Commits:
                 )
             flight = self._flights[key] = Future()
         end_s = time.monotonic() + deadline_s
-        threading.Thread(target=self._fly, args=(job, draft, end_s, flight), name="commit", daemon=True).start()
+        try:
+            threading.Thread(target=self._fly, args=(job, draft, end_s, flight), name="commit", daemon=True).start()
+        except RuntimeError as error:
+            self._land(job, draft)
+            flight.set_exception(Unavailable(f"checkpoint {draft.ref}: no thread for its commit: {error}"))
         return flight
 
     def _fly(self, job: HostedJob, draft: Manifest, end_s: float, flight: Future[Committed]) -> None:
@@ -140,7 +144,7 @@ def report(job: HostedJob, attempt: int, damaged: CheckpointRef, why: str) -> No
         position = job.lineage.manifest(damaged).loader.position
     except DamagedObject:
         position = 0
-    report_damage(job.lineage, attempt, damaged, position, why)
+    report_damage(job.lineage, attempt, damaged, position, why[:LONGEST_WHY])
 
 
 def require_newest(lineage: Lineage, attempt: int) -> int:

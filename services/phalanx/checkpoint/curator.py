@@ -22,13 +22,13 @@ from phalanx.checkpoint.jobs import HostedJob, Jobs
 from phalanx.checkpoint.names import Selector, ref_text
 from phalanx.checkpoint.pins import PinDecision, PinLog, pinned
 from phalanx.checkpoint.retention import Decision, needed_why, resume_why
-from phalanx.checkpoint.store import Database
+from phalanx.checkpoint.store import LONGEST_ID, Database
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef
 from phalanx.lineage.registry import JobName
 from phalanx.rpc import AlreadyExists, FailedPrecondition, Unavailable
 
-INTERVAL_S = 300.0
+INTERVAL_S, LONGEST_PAUSE = 300.0, 15
 _NUM_COLLECTORS, _TRIES = 4, 5
 _LOG = logging.getLogger(__name__)
 
@@ -40,6 +40,21 @@ class Asking:
     request_id: str
     expected_revision: int
     actor: str
+
+
+@dataclass(slots=True)
+class Quiet:
+    """How long a job has been quiet. left: passes that skip it yet."""
+
+    left: int = 0
+    pause: int = 0
+    views: tuple[View, ...] = ()
+
+    def saw(self, views: tuple[View, ...], *, is_idle: bool) -> None:
+        """A pass found these checkpoints, and nothing to remove where it is idle."""
+        is_quiet = is_idle and views == self.views
+        self.pause = min(2 * self.pause + 1, LONGEST_PAUSE) if is_quiet else 0
+        self.left, self.views = self.pause, views
 
 
 class Curator:
@@ -64,6 +79,7 @@ class Curator:
         self._on_report, self._on_failure = on_report, on_failure
         self._lock = threading.Lock()
         self._collectors: dict[JobName, tuple[Collector, threading.Lock]] = {}
+        self._quiet: dict[JobName, Quiet] = {}
         self._stop = threading.Event()
 
     # Pins.
@@ -183,10 +199,7 @@ class Curator:
         return report
 
     def _known(self, request_id: str, asked: Mapping[str, Any]) -> dict[str, Any] | None:
-        if not request_id:
-            raise PhalanxError(
-                "request_id", value="", expected="a fresh id of this request", remedy="let the client choose one"
-            )
+        _check_id(request_id)
         known = self._database.asked(request_id)
         if known is None:
             return None
@@ -205,10 +218,21 @@ class Curator:
         return report
 
     def collect_all(self) -> None:
-        """One pass over every registered job; what fails is logged and counted, and tried again at the next."""
+        """One pass over every registered job that is due; what fails is logged and counted, and tried again at the
+        next. A job in which nothing goes on is looked at ever less often, down to every `LONGEST_PAUSE` passes.
+        """
         with ThreadPoolExecutor(_NUM_COLLECTORS, thread_name_prefix="collect") as pool:
-            for _ in pool.map(self._collect_safely, self._jobs.all()):
+            for _ in pool.map(self._collect_safely, filter(self._is_due, self._jobs.all())):
                 pass
+
+    def wake(self, job: HostedJob) -> None:
+        """Something goes on in the job: the next pass looks at it."""
+        self._quiet.pop(job.name, None)
+
+    def _is_due(self, job: HostedJob) -> bool:
+        quiet = self._quiet.setdefault(job.name, Quiet())
+        quiet.left -= 1
+        return quiet.left < 0
 
     def run(self, interval_s: float) -> None:
         """Collects every `interval_s`, until `stop`."""
@@ -224,8 +248,8 @@ class Curator:
 
     def _collect_safely(self, job: HostedJob) -> None:
         try:
-            self._catalog.views(job)
-            self.collect(job)
+            views, report = self._catalog.views(job), self.collect(job)
+            self._quiet.setdefault(job.name, Quiet()).saw(views, is_idle=report.is_complete and not report.removals)
         except Exception as error:  # noqa: BLE001 - one job's trouble must not keep the others from being collected
             self._failed(str(job.name), error)
 
@@ -257,10 +281,7 @@ def _earlier(
     decisions: tuple[PinDecision, ...], action: str, selector: Selector, request_id: str
 ) -> PinDecision | None:
     """The decision that this very request brought about, if it was made before."""
-    if not request_id:
-        raise PhalanxError(
-            "request_id", value="", expected="a fresh id of this request", remedy="let the client choose one"
-        )
+    _check_id(request_id)
     for decision in decisions:
         if decision.request_id == request_id:
             is_other = (selector.ref is not None and selector.ref != decision.ref) or (
@@ -270,6 +291,16 @@ def _earlier(
                 raise _used(request_id)
             return decision
     return None
+
+
+def _check_id(request_id: str) -> None:
+    if not 1 <= len(request_id) <= LONGEST_ID:
+        raise PhalanxError(
+            "request_id",
+            value=request_id[:LONGEST_ID],
+            expected=f"a fresh id of this request, of 1 to {LONGEST_ID} characters",
+            remedy="let the client choose one",
+        )
 
 
 def _check_revision(revision: int, asking: Asking) -> None:

@@ -19,7 +19,7 @@ from phalanx.checkpoint.verifying import Verifier
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject
 from phalanx.lineage.registry import JobName
-from phalanx.rpc import TimedOut, caller, ended
+from phalanx.rpc import FailedPrecondition, TimedOut, caller, ended
 from phalanx.snapshot import IncompleteCheckpoint
 
 PAGE, LARGEST_PAGE = 100, 1000
@@ -59,6 +59,7 @@ class CheckpointServicer(CheckpointServiceServicer):
         except (IncompleteCheckpoint, DamagedObject) as error:
             # Not UNAVAILABLE: asking again would not mend it.
             context.abort(grpc.StatusCode.ABORTED, str(error))
+        self._curator.wake(job)
         return pb.CommitCheckpointResponse(
             checkpoint=self._shown(job, self._catalog.committed(job, draft.ref, done.entry))
         )
@@ -85,7 +86,7 @@ class CheckpointServicer(CheckpointServiceServicer):
         job = self._job(request.job, context)
         view = self._catalog.find(job, parse_selector(request.selector))
         if view.state != State.LIVE:
-            raise PhalanxError(
+            raise FailedPrecondition(
                 "selector", value=request.selector, expected=f"a live checkpoint; it is {view.state}", remedy=_LIST
             )
         return pb.ResolveCheckpointResponse(checkpoint=self._shown(job, view))

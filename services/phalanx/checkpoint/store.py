@@ -29,7 +29,7 @@ from phalanx.lineage.registry import JobName
 
 BEGUN: Final = "begun"
 ABORTED: Final = "aborted"
-BUSY_TIMEOUT_S = 30.0
+BUSY_TIMEOUT_S, LONGEST_ID = 30.0, 200
 _WRITES: Final = "phalanx_writes"
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
@@ -57,7 +57,7 @@ CATALOG = sql.Table(
 REQUESTS = sql.Table(
     "requests",
     _METADATA,
-    sql.Column("request_id", sql.String(200), primary_key=True),
+    sql.Column("request_id", sql.String(LONGEST_ID), primary_key=True),
     sql.Column("asked", sql.Text, nullable=False),
     sql.Column("answer", sql.Text),
 )

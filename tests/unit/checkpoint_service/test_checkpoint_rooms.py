@@ -16,6 +16,8 @@ from support.checkpoints import IDENTITY, PLACEMENT
 from phalanx.api.checkpoint.v1 import checkpoint_service_pb2 as pb
 from phalanx.checkpoint import wire
 from phalanx.checkpoint.access import ACCESS
+from phalanx.checkpoint.catalog import State, View
+from phalanx.checkpoint.curator import Quiet
 from phalanx.checkpoint.holds import Holds
 from phalanx.checkpoint.names import Selector, checkpoint_name, parse_selector
 from phalanx.checkpoint.pins import PinDecision, PinLog, pinned
@@ -137,3 +139,17 @@ def test_database_killed_in_its_first_start_starts_afterwards(tmp_path):
         with sqlite3.connect(path) as connection:
             assert connection.execute("select count(*) from sqlite_master").fetchone() == (0,)
     Database(f"sqlite:///{path}").close()
+
+
+def test_a_quiet_job_is_looked_at_ever_less_often_until_something_changes():
+    quiet, pauses = Quiet(), []
+    view = View(REF, State.LIVE, None, 1, 1, NOW)
+    for _ in range(7):
+        quiet.saw((view,), is_idle=True)
+        pauses.append(quiet.left)
+    assert pauses == [0, 1, 3, 7, 15, 15, 15]
+    quiet.saw((view,), is_idle=False)
+    assert quiet.left == 0
+    quiet.saw((view,), is_idle=True)
+    quiet.saw((), is_idle=True)
+    assert quiet.left == 0

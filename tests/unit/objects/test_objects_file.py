@@ -166,3 +166,12 @@ def test_other_urls_are_refused_in_one_line(url: str) -> None:
     with pytest.raises(StoreDenied, match="storage URL") as refusal:
         open_store(url)
     assert "\n" not in str(refusal.value)
+
+
+def test_delete_is_durable_before_it_returns(tmp_path, monkeypatch):
+    store, synced = open_store(f"file://{tmp_path}"), []
+    store.create("a/b", b"x")
+    store.create("a/c", b"x")
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(str(Path(f"/proc/self/fd/{file}").readlink())))
+    store.delete("a/b")
+    assert synced == [str(tmp_path / "a")]
