@@ -98,7 +98,7 @@ class SinkQueue:
         failures = 0
         while (row := self._next_row()) is not None:
             failures = 0 if self._handle(row, failures) else failures + 1
-            if self._failure:
+            if self._failure and self._longest_pause_s is None:
                 return
         self._attempt("close", self._sink.close, max_failures=1)
 
