@@ -1,8 +1,8 @@
 """`python prepare.py DIR`: what the containers of compose.yaml need before they start, each in DIR/<its name>.
 
-Certificates, a token and the store's credentials for each process and for the operator, and the bucket. Everything that is
-there and still fits is kept; killed half-way, it is simply run again. The authority's own keys stay in DIR/authority, which
-no other container mounts.
+Certificates, a token and the store's credentials for each process and for the operator, and the bucket. Everything that
+is there and still fits is kept; killed half-way, it is simply run again. The authority's own keys stay in
+DIR/authority, which no other container mounts.
 """
 
 from __future__ import annotations
