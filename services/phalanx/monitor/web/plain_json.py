@@ -5,8 +5,8 @@ times in ISO 8601. A field that is absent is left out; one that merely has its d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, cast
 
 from google.protobuf.descriptor import EnumDescriptor, FieldDescriptor
 from google.protobuf.message import Message
@@ -21,7 +21,7 @@ def plain(message: Message) -> Any:
         return message.ToJsonString()
     return {
         field.name: _field(message, field)
-        for field in message.DESCRIPTOR.fields
+        for field in cast(Sequence[FieldDescriptor], message.DESCRIPTOR.fields)
         if not field.has_presence or message.HasField(field.name)
     }
 

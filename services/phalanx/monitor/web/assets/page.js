@@ -50,7 +50,7 @@ function hashJob() {
 function choose(job) {
   run?.close();
   span.range = span.cursor = null;
-  wanted = job;
+  byId("runs").value = wanted = job;
   history.replaceState(null, "", `#${encodeURI(job)}`);
   run = new Run(job, show, showLink);
   run.hasNews = true;

@@ -1,0 +1,145 @@
+"""The page over time: what is new, a monitor that is killed, another run, and a very long one."""
+
+from __future__ import annotations
+
+import random
+import statistics
+import threading
+import time
+
+import pytest
+from looking import losses, place, short_run, steps_of, wait_step
+from page_kit import running_monitor
+
+from phalanx.monitor.testing import loss_at, started
+
+LONG = 100_000
+
+
+def test_page_open_shows_new_steps_within_two_seconds(monitor, open_page):
+    told = monitor.new_job("live")
+    monitor.tell(short_run(told, [3.0] * 10))
+    page = open_page(f"{monitor.url}#{told.job}")
+    wait_step(page, 10)
+    took_s = []
+    for step in range(11, 16):
+        began_s = time.monotonic()
+        monitor.tell(losses(told, [2.0], step))
+        page.wait_for_function(f"document.getElementById('steps').textContent.startsWith('step {step} ')", timeout=5000)
+        took_s.append(time.monotonic() - began_s)
+    assert max(took_s) < 2.0
+    assert steps_of(page) == list(range(1, 16))
+
+
+def test_page_of_a_killed_monitor_says_so_and_comes_back_whole(tmp_path, open_page):
+    with running_monitor(tmp_path) as monitor:
+        told = monitor.new_job("killed")
+        monitor.tell(short_run(told, [3.0] * 30))
+        page = open_page(f"{monitor.url}#{told.job}")
+        wait_step(page, 30)
+        page.wait_for_selector("#link:text-is('live')")
+        num_events = page.locator("#events li").count()
+        for round_ in range(2):
+            monitor.kill()
+            page.wait_for_selector("#link.lost:has-text('does not answer')")
+            monitor.tell(losses(told, [2.5] * 10, 31 + 10 * round_))
+            monitor.start()
+            wait_step(page, 40 + 10 * round_)
+            page.wait_for_selector("#link:text-is('live')")
+        assert steps_of(page) == list(range(1, 51))
+        assert page.locator("#events li").count() == num_events
+        monitor.tell(losses(told, [2.0], 51))
+        wait_step(page, 51)
+
+
+def test_page_switched_between_runs_shows_the_chosen_one_alone(monitor, open_page):
+    one, other = monitor.new_job("one"), monitor.new_job("other")
+    monitor.tell([*short_run(one, [7.0] * 12), *short_run(other, [5.0] * 34)])
+    monitor.wait_step(other, 34)
+    page = open_page(f"{monitor.url}#{one.job}")
+    wait_step(page, 12)
+    page.select_option("#runs", other.job)
+    wait_step(page, 34)
+    assert page.inner_text("#tile-loss") == "5"
+    assert page.evaluate("location.hash") == f"#{other.job}"
+    monitor.tell(losses(one, [6.0], 13))
+    page.evaluate(f"location.hash = '#{one.job}'")
+    wait_step(page, 13)
+    assert page.inner_text("#tile-loss") == "6"
+    assert page.locator("#runs").input_value() == one.job
+
+
+def test_page_that_nobody_sees_holds_no_stream_and_catches_up(monitor, open_page):
+    told = monitor.new_job("hidden")
+    monitor.tell(short_run(told, [3.0] * 5))
+    page = open_page(f"{monitor.url}#{told.job}")
+    wait_step(page, 5)
+    hide = (
+        "(hidden) => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true });"
+        " document.dispatchEvent(new Event('visibilitychange')); }"
+    )
+    page.evaluate(hide, True)
+    assert page.evaluate("phalanx.run.unfollow") is None
+    monitor.tell(losses(told, [2.0] * 5, 6))
+    monitor.wait_step(told, 10)
+    assert page.evaluate("phalanx.run.series.length") == 5
+    page.evaluate(hide, False)
+    wait_step(page, 10)
+    assert steps_of(page) == list(range(1, 11))
+
+
+@pytest.fixture(scope="module")
+def long_run(monitor):
+    noise = random.Random(0)
+    told = monitor.new_job("long", 2 * LONG)
+    monitor.tell([told.event("submitted", "queued"), *started(told, 2)])
+    monitor.tell(losses(told, (loss_at(step, noise) for step in range(1, LONG + 1))))
+    monitor.wait_step(told, LONG)
+    return told
+
+
+@pytest.mark.timeout(240)
+def test_page_of_a_long_run_loads_and_draws_quickly(monitor, long_run, open_page):
+    began_s = time.monotonic()
+    page = open_page(f"{monitor.url}#{long_run.job}")
+    page.wait_for_function(f"globalThis.phalanx?.charts[0].series.length >= {LONG} && phalanx.charts[0].drawn > 0")
+    assert time.monotonic() - began_s < 5.0
+    draws_ms = page.evaluate(
+        "Array.from({ length: 20 }, () => { const chart = phalanx.charts[0], began = performance.now();"
+        " chart.kept = null; chart.draw(); return performance.now() - began; })"
+    )
+    assert statistics.median(draws_ms) < 25, draws_ms
+
+
+@pytest.mark.timeout(240)
+def test_page_of_a_long_run_stays_smooth_while_it_grows_and_is_dragged(monitor, long_run, open_page):
+    page = open_page(f"{monitor.url}#{long_run.job}")
+    page.wait_for_function(f"globalThis.phalanx?.charts[0].series.length >= {LONG} && phalanx.charts[0].drawn > 0")
+    stop = threading.Event()
+
+    def grow() -> None:
+        step = LONG
+        while not stop.wait(0.1):
+            step += 1
+            monitor.tell(losses(long_run, [2.0], step))
+
+    page.evaluate(
+        "globalThis.frames_ = []; (function next(before) {"
+        " requestAnimationFrame((now) => { frames_.push(now - before); next(now); }); })(performance.now())"
+    )
+    growing = threading.Thread(target=grow)
+    growing.start()
+    try:
+        page.mouse.move(*place(page, 20_000))
+        page.mouse.down()
+        for step in range(20_000, 80_000, 1000):
+            page.mouse.move(*place(page, step))
+        page.mouse.up()
+        page.wait_for_function(f"phalanx.run.series.last('step') > {LONG + 5}")
+    finally:
+        stop.set()
+        growing.join()
+    low, high = page.evaluate("phalanx.span.range")
+    assert (low, high) == (pytest.approx(20_000, rel=0.02), pytest.approx(79_000, rel=0.02))
+    frames_ms = page.evaluate("frames_")
+    assert len(frames_ms) > 10 and statistics.median(frames_ms) < 100, statistics.quantiles(frames_ms)
