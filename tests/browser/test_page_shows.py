@@ -185,7 +185,8 @@ def test_page_keeps_its_policy_and_asks_nobody_else(monitor, recovered, open_pag
 def test_page_for_a_screen_reader_names_what_it_shows(page):
     unnamed = page.evaluate(
         "[...document.querySelectorAll('canvas, svg, select, input, progress, button, [role=region]')].filter((each) =>"
-        " !each.getAttribute('aria-label') && !each.closest('label') && !each.textContent.trim()).map((each) => each.outerHTML)"
+        " !each.getAttribute('aria-label') && !each.closest('label') && !each.textContent.trim())"
+        ".map((each) => each.outerHTML)"
     )
     assert unnamed == []
     assert page.locator("th:not([scope=col])").count() == 0 and page.locator("th").count() > 20

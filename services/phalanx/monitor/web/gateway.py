@@ -35,6 +35,7 @@ from phalanx.rpc.config import split_address
 LOG = logging.getLogger(__name__)
 MAX_STREAMS = 64
 REQUEST_DEADLINE_S = 30.0
+_END_S = 0.1  # how long its end may wait
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 _HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
@@ -94,7 +95,7 @@ class Page:
                 remedy="end what listens there, or choose another port",
             ) from error
         self.address = f"{host}:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, name="page", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(_END_S,), name="page", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
