@@ -27,10 +27,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
+    is_replaced = threading.Event()
+
+    def replaced() -> None:
+        is_replaced.set()
+        ended.set()
+
     try:
-        with running(read_service(given.config)) as server:
+        with running(read_service(given.config), replaced) as server:
             _LOG.info("serving at %s, metrics at %s", server.address, server.metrics_address or "none")
             ended.wait()
+        if is_replaced.is_set():
+            raise PhalanxError(
+                "train",
+                expected="to be the only train process on its storage, and a later one has begun",
+                remedy="nothing, where it was replaced; else give each cluster storage of its own",
+            )
     except PhalanxError as error:
         sys.stderr.write("".join(f"phalanx: {line}\n" for line in str(error).splitlines()))
         return USER_ERROR

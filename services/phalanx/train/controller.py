@@ -87,6 +87,8 @@ class Controller:
     ) -> None:
         self._book, self._launcher, self._authority = book, launcher, authority
         self._agent_lost_s, self._clock = agent_lost_s, clock
+        self._is_over: Callable[[], bool] = lambda: False
+        self._on_over: Callable[[], None] = lambda: None
         self._born_s = clock()
         self._runs: dict[JobName, _Run] = {}
         self._wake, self._is_stopped = threading.Event(), threading.Event()
@@ -95,8 +97,11 @@ class Controller:
 
     # Around the loop.
 
-    def start(self) -> None:
-        """Begins."""
+    def start(self, is_over: Callable[[], bool], on_over: Callable[[], None]) -> None:
+        """Begins. is_over: whether a later process acts instead of this one. on_over: called once when that is found;
+        nothing is done any more then.
+        """
+        self._is_over, self._on_over = is_over, on_over
         self._thread.start()
 
     def close(self) -> None:
@@ -172,11 +177,24 @@ class Controller:
             self._wake.wait(TICK_S)
             self._wake.clear()
             for job in self._book.jobs():
-                if self._is_stopped.is_set():
+                if self._is_stopped.is_set() or self._is_replaced():
                     return
                 if job.state in ACTIVE or (job.state is JobState.SUSPENDED and job.intent is Intent.STOP):
                     self._look(job.name)
+            if self._is_replaced():
+                return
             self._end_strangers()
+
+    def _is_replaced(self) -> bool:
+        try:
+            is_over = self._is_over()
+        except (OutsideError, PhalanxError) as error:
+            LOG.warning("whether a later process acts is not known: %s", error)
+            return False
+        if is_over:
+            LOG.error("a later train process acts on this storage; this one does nothing any more")
+            self._on_over()
+        return is_over
 
     def _look(self, name: JobName) -> None:
         run = self._run(name)
@@ -206,6 +224,8 @@ class Controller:
 
     def _commit(self, seen: Job, record: Record) -> None:
         """Writes the event, unless the job is another one by now: then it is decided anew."""
+        if self._is_over():
+            return
         job = self._book.change(seen.name, lambda job: Draft(record) if job.revision == seen.revision else None)
         LOG.info("%s %s: %s, attempt %d %s", job.name, job.revision, job.state, job.attempt, job.message)
         if seen.is_live and not (job.is_live and job.attempt == seen.attempt):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +27,7 @@ from phalanx.train.records import KEPT_RECORDS, LastSteps, RecordLog
 from phalanx.train.server import TrainServicer
 from phalanx.train.states import Job
 from phalanx.train.store import JobStore
+from phalanx.train.term import Term
 from phalanx.trainer.promise import warnings_of
 
 DEFAULT_DATABASE = "train.sqlite"
@@ -44,8 +45,9 @@ class Options:
 
 
 @contextmanager
-def running(config: ServiceConfig) -> Iterator[Server]:
-    """The service, serving; ended on leaving. Jobs are what storage says before the first call is answered.
+def running(config: ServiceConfig, on_over: Callable[[], None] = lambda: None) -> Iterator[Server]:
+    """The service, serving; ended on leaving. Jobs are what storage says before the first call is answered. on_over:
+    called when a later process acts on the same storage.
 
     Raises PhalanxError for a configuration that can't work, OutsideError where storage or the database fails.
     """
@@ -80,7 +82,12 @@ def running(config: ServiceConfig) -> Iterator[Server]:
     tracing = start_tracing(config.name, config.services.get("monitor", ""), config.security.credentials)
     book = Book(root, database, on_event, kept_events=options.kept_events)
     agents = Agents(on_records, lambda key: controller.is_settled(key), lambda: controller.wake())
-    controller = Controller(book, agents, Authority.load(config.security.authority), agent_lost_s=options.agent_lost_s)
+    controller = Controller(
+        book,
+        agents,
+        Authority.load(config.security.authority),
+        agent_lost_s=options.agent_lost_s,
+    )
     _add_gauges(metrics, book, agents)
     try:
         book.load()
@@ -91,7 +98,7 @@ def running(config: ServiceConfig) -> Iterator[Server]:
             lambda server: add_AgentServiceServicer_to_server(streams, server),
         ]
         with serve(config, adders, ACCESS, metrics=metrics, tracer=tracing.tracer) as server:
-            controller.start()
+            controller.start(Term.claim(root).is_over, on_over)  # only once this process has the address
             yield server
     finally:
         controller.close()

@@ -13,7 +13,7 @@ import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -86,15 +86,19 @@ class World:
         self.here = running(self.config)
         self.here.__enter__()
 
-    def start(self, **changes: Any) -> None:
+    def start(self, *program: str) -> None:
         """Starts a process of its own; returns once it serves."""
+        self.spawn(*program)
+        self.wait_ready()
+
+    def spawn(self, *program: str) -> None:
+        """Starts a process of its own. program: what runs the service."""
         path = self.folder / "train.toml"
-        write_config(path, replace(self.config, **changes))
+        write_config(path, self.config)
         with (self.folder / "train.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "phalanx.train", "--config", str(path)], stdout=log, stderr=log
+                [sys.executable, *(program or ("-m", "phalanx.train")), "--config", str(path)], stdout=log, stderr=log
             )
-        self.wait_ready()
 
     def wait_ready(self) -> None:
         """Returns once the service answers."""
