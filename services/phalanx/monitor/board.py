@@ -38,6 +38,7 @@ class Board:
         self._store, self._on_new = store, on_new
         self._unsaved: list[tuple[Incident, bool]] = []
         self._changed = threading.Condition()
+        self._saving = threading.Lock()
         self._first_version = store.next_boot() * VERSIONS_A_BOOT
         self._position = self._saved_position = store.position()
         self._num_missed = 0
@@ -161,9 +162,9 @@ class Board:
             return read(sorted(self._runs.values(), key=lambda run: run.summary.heard_s, reverse=True)[:max_runs])
 
     def jobs_on(self, node: str) -> list[str]:
-        """The jobs that have living ranks on a node."""
+        """The jobs that run there."""
         with self._changed:
-            return [job for job, run in self._runs.items() if node in run.ranks.nodes_with_ranks()]
+            return [run.job for run in self._running() if node in run.ranks.nodes.values()]
 
     def attempt_of(self, job: str) -> int:
         """The newest attempt of a run; 0 for one that is not known."""
@@ -181,8 +182,12 @@ class Board:
 
     def save(self) -> int:
         """Saves what changed; the number of incidents that are new by it. What could not be saved is tried again with
-        the next one.
+        the next one. Saves follow one another: an older state never overwrites a newer one.
         """
+        with self._saving:
+            return self._save()
+
+    def _save(self) -> int:
         with self._changed:
             position, (incidents, self._unsaved) = self._position, (self._unsaved, [])
             changes = [self._taken(run) for run in self._runs.values() if run.is_unsaved]

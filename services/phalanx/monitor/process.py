@@ -80,6 +80,11 @@ class Saver:
         """There is an incident."""
         self._wake.set()
 
+    def save(self) -> None:
+        """Saves now; whoever reports is woken where there is something to report. Raises what the store raises."""
+        if self._board.save() and self.reporter is not None:
+            self.reporter.wake()
+
     def close(self) -> None:
         """Saves and ends."""
         self._stop.set()
@@ -91,14 +96,11 @@ class Saver:
             self._wake.wait(self._every_s)
             self._wake.clear()
             try:
-                num_new = self._board.save()
+                self.save()
             except Exception:
                 self.num_failures += 1
                 LOG.exception("what was measured is not saved; it is tried again")
                 self._stop.wait(self._every_s)
-                continue
-            if num_new and self.reporter is not None:
-                self.reporter.wake()
 
 
 @contextmanager
@@ -111,7 +113,7 @@ def running(config: ServiceConfig) -> Iterator[Running]:
         clock = AttentiveClock()
         board = Board(store, clock, lambda: saver.wake())
         saver = Saver(board, options.save_every_s, options.max_runs)
-        gpus = GpuBoard(store, lambda fault: note_fault(board, fault))
+        gpus = GpuBoard(store, lambda fault: note_fault(board, saver, fault))
         view, telemetry = View(board, gpus, store), Telemetry()
         alerts = Alerts(Webhook.read(options.webhook) if options.webhook else None)
         counts = {
@@ -132,11 +134,14 @@ def running(config: ServiceConfig) -> Iterator[Running]:
         yield Running(server, board, telemetry, page)
 
 
-def note_fault(board: Board, fault: GpuFault) -> None:
-    """A GPU's fault concerns every job with a rank on its node; without one it is an incident of no job."""
+def note_fault(board: Board, saver: Saver, fault: GpuFault) -> None:
+    """A GPU's fault concerns every job with a rank on its node; without one it is an incident of no job. It is saved
+    when this returns.
+    """
     for job in board.jobs_on(fault.node) or [""]:
         attempt = board.attempt_of(job) if job else 0
         board.add_verdict(job, Verdict(Kind.GPU_FAULT, attempt, 0, 0, fault.message, 0, None, fault.node, fault.key))
+    saver.save()
 
 
 def _listen(config: ServiceConfig, store: MonitorStore, board: Board, alerts: Alerts, ending: ExitStack) -> Reporter:

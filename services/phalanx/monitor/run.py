@@ -89,7 +89,12 @@ class Run:
         return self._curve
 
     def restored(self) -> None:
-        """It comes from the database: whether the newest attempt has done a step says whether it has cut the curve."""
+        """It comes from the database: whether the newest attempt has done a step says whether it has cut the curve, and
+        its events where its ranks are.
+        """
+        for event, _ in self.events.values():
+            if event.attempt == self.summary.attempt:
+                self._place(event)
         self._is_cut = self._attempt(self.summary.attempt).last_step > 0
 
     def unload(self) -> None:
@@ -124,8 +129,7 @@ class Run:
             self.summary = replace(self.summary, state=event.state, heard_s=heard_s)
         if event.attempt >= self.summary.attempt and event.attempt:
             self._begin(event.attempt)
-            if event.placement:
-                self.ranks.place({rank: each.node_id for each in event.placement for rank in each.ranks})
+            self._place(event)
         if event.type == train_pb.JOB_EVENT_TYPE_COMMITTED:
             self._committed(event.attempt, event.step)
         incident = told_incident(self.job, event)
@@ -259,6 +263,10 @@ class Run:
                 at = LossStep(int(row["attempt"]), int(row["step"]), loss, math.isfinite(norm))
                 state, _ = judged(self.loss_rule, state, at)
         return state
+
+    def _place(self, event: train_pb.JobEvent) -> None:
+        if event.placement:
+            self.ranks.place({rank: each.node_id for each in event.placement for rank in each.ranks})
 
     def _committed(self, attempt: int, step: int) -> None:
         facts = self._attempt(attempt)

@@ -96,7 +96,7 @@ def test_gpu_fault_on_a_node_of_a_job_is_an_incident_of_it_once(make_monitor, ex
     with monitor.client() as client:
         (incident,) = client.incidents(job)
     assert incident.id.endswith("a1-gpu_fault-s0-GPU-0-xid79") and "XID 79" in incident.cause.message
-    assert incident.cause.node_id == "node-b" and len(train.reports) == 1
+    assert incident.cause.node_id == "node-b" and {each.request_id for each in train.reports} == {incident.id}
 
 
 def test_machine_without_gpus_is_a_state_and_no_failure(make_monitor):

@@ -168,6 +168,14 @@ def test_restart_shows_the_same_run_from_the_database(monitor):
     assert after.version > before.version
 
 
+def test_restart_knows_where_the_ranks_of_a_run_are(monitor):
+    tell_run(monitor.board, started(Told(JOB)))
+    monitor.board.save()
+    monitor.again()
+    assert monitor.board.jobs_on("node-b") == [JOB] and monitor.board.jobs_on("node-c") == []
+    assert [rank.node_id for rank in monitor.view.get_run(JOB).ranks] == ["node-a"] * 2 + ["node-b"] * 2
+
+
 def test_save_that_failed_is_made_up_for_by_the_next_one(monitor, monkeypatch):
     tell_run(monitor.board, run_with_recovery(JOB, 100))
 
