@@ -40,6 +40,7 @@ def test_readme_run_blocks_succeed_in_order(tmp_path):
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
     }
+    script = f"trap 'phalanx down >/dev/null 2>&1 || true' EXIT\n{script}"  # nothing is left running if a block fails
     done = subprocess.run(
         ["bash", "-euxo", "pipefail", "-c", script],
         cwd=tmp_path,

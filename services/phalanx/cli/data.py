@@ -1,4 +1,4 @@
-"""`phalanx data prepare | ls | show | verify | trace`: text to shards, and looks at what came out."""
+"""`phalanx data prepare | ls | show | verify | trace | register`: text to shards, what came out, the catalog."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.config import AsJson, JobFile, Overrides
+from phalanx.cli.context import Context, open_client
 from phalanx.cli.output import print_json, print_table
 from phalanx.core.errors import PhalanxError
 
@@ -31,6 +32,7 @@ def register(app: typer.Typer) -> None:
     group.command("show")(show)
     group.command("verify")(verify)
     group.command("trace")(trace)
+    group.command("register")(register_dataset)
     app.add_typer(group, name="data")
 
 
@@ -69,6 +71,26 @@ def prepare(
         print_json(asdict(report))
     else:
         print_report(Console(), report)
+
+
+def register_dataset(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the dataset in the catalog.")],
+    url: Url,
+    request_id: Annotated[
+        str, typer.Option("--request-id", help="Repeat a request under its id: the answer is the same.")
+    ] = "",
+    context: Context = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add what `phalanx data prepare` wrote to the catalog of the services."""
+    with open_client(context) as client:
+        version = client.register(name, url, request_id=request_id)
+    facts = asdict(version)
+    if as_json:
+        print_json(facts)
+        return
+    splits = ", ".join(f"{split.name} {split.num_tokens:,} tokens" for split in version.splits)
+    typer.echo(f"{version.dataset} version {version.version}: {splits}")
 
 
 def ls(url: Url, as_json: AsJson = False) -> None:
