@@ -241,9 +241,14 @@ def _starting(job: Job, event: JobEvent) -> Job:
 
 
 def _running(job: Job, event: JobEvent) -> Job:
-    """The parent is the newest live checkpoint now, be it one of which nobody had told."""
+    """The parent is the newest live checkpoint now, be it one of which nobody had told; unless ranks committed before
+    their attempt was seen to run.
+    """
     parent = event.data["parent"]
-    job = replace(job, step=event.step, checkpoint=None, cause=None, num_failed_starts=0, avoid_from=0)
+    job = replace(job, cause=None, num_failed_starts=0, avoid_from=0)
+    if job.checkpoint is not None and job.checkpoint.attempt == job.attempt:
+        return job
+    job = replace(job, step=event.step, checkpoint=None)
     return job if parent is None else _brought(job, CheckpointRef(*parent))
 
 

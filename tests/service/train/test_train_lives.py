@@ -132,12 +132,12 @@ def test_train_killed_at_every_event_goes_on_where_its_events_say(tmp_path: Path
     try:
         with world.client() as client, world.agent() as agent:
             assert client.submit(tables(world.storage), request_id="r").job.name.endswith("tiny")
-            wait_until(lambda: agent.gangs, "attempt 1", 60)
+            wait_until(lambda: events_of(world).count(E.RUNNING) == 1, "attempt 1", 60)
             agent.train(1, 5)
             agent.commit(1, 5)
             wait_until(lambda: agent.is_all_acknowledged, "the commit to be acknowledged", 60)
             agent.die(1)
-            wait_until(lambda: agent.gangs, "attempt 2", 60)
+            wait_until(lambda: events_of(world).count(E.RUNNING) == 2, "attempt 2", 60)
             agent.commit(2, 20)
             agent.end(2, pb.GANG_STATE_FINISHED)
             wait_until(lambda: agent.is_all_acknowledged, "the end to be acknowledged", 60)

@@ -168,6 +168,14 @@ def test_parent_that_nobody_told_of_counts_as_progress_of_the_past() -> None:
     assert (job.num_without_progress, job.best_step, job.has_progressed) == (0, 15, False)
 
 
+def test_commit_before_the_attempt_is_seen_to_run_is_kept() -> None:
+    job = after(running(), Record(E.COMMITTED, 1, 5))
+    job = after(job, Record(E.RECOVERING, 1, 6, Cause("error"), data={"began": True}))
+    job = after(after(job, starting(job)), Record(E.COMMITTED, 2, 10))
+    job = after(job, Record(E.RUNNING, 2, 5, data={"parent": [1, 5]}))
+    assert (job.checkpoint, job.step) == (CheckpointRef(2, 10), 10)
+
+
 def test_roll_back_is_remembered_until_an_attempt_runs() -> None:
     data = {"action": "roll_back", "first_step": 8, "last_step": 9}
     job = after(running(), Record(E.INCIDENT, 1, 8, Cause("nan"), data=data))
