@@ -12,7 +12,7 @@ import grpc
 from phalanx.api.agent.v1 import agent_service_pb2 as pb
 from phalanx.api.agent.v1.agent_service_pb2_grpc import AgentServiceServicer
 from phalanx.core.errors import OutsideError, PhalanxError
-from phalanx.rpc import Unavailable, caller, ended
+from phalanx.rpc import Denied, Unavailable, caller, ended
 from phalanx.train.launch.agents import Agents, Session
 
 LOG = logging.getLogger(__name__)
@@ -28,6 +28,10 @@ class AgentServicer(AgentServiceServicer):
         self, request_iterator: Iterator[pb.ConnectRequest], context: grpc.ServicerContext
     ) -> Iterator[pb.ConnectResponse]:
         who, over = caller(context), ended(context)
+        if who.job:
+            raise Denied(
+                "scope of the token", value=f"job {who.job}", expected="an agent's own token", remedy="use that one"
+            )
         outgoing: queue.SimpleQueue[pb.ConnectResponse | Exception | None] = queue.SimpleQueue()
         session = Session(outgoing.put, lambda: outgoing.put(Unavailable("another stream of this node was opened")))
         reader = threading.Thread(

@@ -176,14 +176,20 @@ class Controller:
         while not self._is_stopped.is_set():
             self._wake.wait(TICK_S)
             self._wake.clear()
-            for job in self._book.jobs():
-                if self._is_stopped.is_set() or self._is_replaced():
-                    return
-                if job.state in ACTIVE or (job.state is JobState.SUSPENDED and job.intent is Intent.STOP):
-                    self._look(job.name)
             if self._is_replaced():
                 return
-            self._end_strangers()
+            try:
+                self._look_at_all()
+            except Exception:
+                LOG.exception("the loop goes on")
+
+    def _look_at_all(self) -> None:
+        for job in self._book.jobs():
+            if self._is_stopped.is_set():
+                return
+            if job.state in ACTIVE or (job.state is JobState.SUSPENDED and job.intent is Intent.STOP):
+                self._look(job.name)
+        self._end_strangers()
 
     def _is_replaced(self) -> bool:
         try:
@@ -214,13 +220,21 @@ class Controller:
         for _ in range(MOST_EVENTS_A_LOOK):
             situation = self._situation(self._book.job(name), run)
             decision = decide(situation)
-            run.waits = decision.waits
+            run.waits = decision.waits or self._unheard(situation.job)
             record = next((action for action in decision.actions if isinstance(action, Record)), None)
             if record is None:
                 self._carry_out(situation, run, decision)
                 return
             self._commit(situation.job, record)
         self._wake.set()
+
+    def _unheard(self, job: Job) -> str:
+        """What is waited for while an agent of the job is silent."""
+        placed = {each.node_id for each in job.placement}
+        for node in self._launcher.nodes():
+            if node.node_id in placed and not node.is_connected:
+                return f"node {node.node_id} is not heard; given up after {self._agent_lost_s:g} s"
+        return ""
 
     def _commit(self, seen: Job, record: Record) -> None:
         """Writes the event, unless the job is another one by now: then it is decided anew."""
@@ -390,7 +404,8 @@ class Controller:
     def _known(self, key: GangKey) -> Job | None:
         try:
             return self._book.find(JobName.parse(key.job))
-        except PhalanxError:
+        except (PhalanxError, OutsideError) as error:
+            LOG.warning("gang of %s is left alone: %s", key.job, error)
             return None
 
 

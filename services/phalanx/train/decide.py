@@ -222,7 +222,7 @@ def _preparing(situation: Situation) -> Decision:
         return _recorded(_start(situation, found))
     assert job.target is not None
     if isinstance(check, Preparation):
-        return _recorded(Record(EventType.PREPARED, data=_plain(check)))
+        return _recorded(Record(EventType.PREPARED, message="; ".join(check.warnings), data=_plain(check)))
     if isinstance(check, Cause):
         is_final = check.kind == "user_error" or (
             check.kind == "error" and job.num_failed_checks + 1 >= MAX_FAILED_CHECKS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import Lineage
@@ -36,6 +37,14 @@ class Done:
     why: str
 
 
+_DONE: Final = {
+    IncidentAction.NOTIFY: "told to people; the run goes on",
+    IncidentAction.SKIP: "its windows are left out when they are read again; the run goes on",
+    IncidentAction.ROLL_BACK: "the attempt ends; the next one starts before it and leaves its windows out",
+    IncidentAction.RESTART: "the attempt ends; the next one starts from the newest checkpoint",
+}
+
+
 class Incidents:
     """Acts on verdicts. Every method may raise what the book raises."""
 
@@ -53,7 +62,7 @@ class Incidents:
             if verdict.request_id in job.requests or verdict.attempt < job.attempt:
                 return None
             data = {"action": str(done.action), "first_step": verdict.first_step, "last_step": verdict.last_step}
-            message = done.why or str(done.action)
+            message = done.why or _DONE[done.action]
             kind = EventType.INCIDENT
             record = Record(kind, job.attempt, verdict.first_step, verdict.cause, message, data=data)
             return Draft(record, actor, verdict.request_id)

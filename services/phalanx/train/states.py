@@ -194,7 +194,7 @@ def fold(job: Job, event: JobEvent) -> Job:
         )
     requests = {**job.requests, event.request_id: event.type} if event.request_id else job.requests
     told = replace(job, revision=event.number, state=event.state, requests=requests)
-    if event.type not in _QUIET:
+    if event.type not in _QUIET and event.data.get("action") not in ("notify", "skip"):
         told = replace(told, message=event.message)
     return _FOLDS[event.type](told, event)
 
@@ -270,13 +270,13 @@ def _brought(job: Job, checkpoint: CheckpointRef) -> Job:
 
 def _incident(job: Job, event: JobEvent) -> Job:
     action, first, last = event.data["action"], int(event.data["first_step"]), int(event.data["last_step"])
-    job = replace(job, cause=event.cause)
     if action in ("skip", "roll_back") and first:
         job = replace(job, skips=_with(job.skips, (first, last)))
     if action == "roll_back":
         job = replace(job, avoid_from=min(job.avoid_from or first, first))
     if action in ("roll_back", "restart") and job.is_live and event.cause is not None:
-        job = replace(job, ending=Ending(job.attempt, event.writer, event.cause, action == "roll_back"))
+        ending = Ending(job.attempt, event.writer, event.cause, action == "roll_back")
+        job = replace(job, cause=event.cause, ending=ending)
     return job
 
 

@@ -324,3 +324,15 @@ def test_attempts_token_is_for_that_attempt_alone(world: World, client: TrainCli
     with world.agent() as agent:
         caller = world.cluster.tokens.verifier().verify(agent.gang(1).start.token)
     assert (caller.role, caller.project, caller.job, caller.attempt) == (Role.AGENT, "default", "tiny", 1)
+
+
+def test_attempts_token_opens_no_stream_of_an_agent(world: World) -> None:
+    from phalanx.api.agent.v1 import agent_service_pb2 as agent_pb
+    from phalanx.api.agent.v1.agent_service_pb2_grpc import AgentServiceStub
+
+    credentials = world.cluster.credentials(Role.AGENT, "default", "tiny", 1)
+    stream = AgentServiceStub(connect("train", world.config.listen, credentials)).Connect(
+        iter([agent_pb.ConnectRequest()])
+    )
+    with pytest.raises(Denied, match="own token"):
+        next(stream)
