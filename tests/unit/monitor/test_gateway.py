@@ -97,8 +97,13 @@ def message(answer: http.client.HTTPResponse) -> tuple[str, dict[str, object]]:
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [("/", "text/html"), ("/assets/page.js", "text/javascript"), ("/assets/style.css", "text/css"), ("/assets/icon.svg", "image/svg+xml")],
-)  # fmt: skip
+    [
+        ("/", "text/html"),
+        ("/assets/page.js", "text/javascript"),
+        ("/assets/style.css", "text/css"),
+        ("/assets/icon.svg", "image/svg+xml"),
+    ],
+)
 def test_gateway_asked_for_a_file_sends_it_under_a_strict_policy(page, path, kind):
     status, headers, body = ask(page, path)
     assert status == 200 and body
