@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
+import random
 import socket
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.home.layout import AGENT, SERVICES
 
 DEFAULT_PORT_BASE = 7700
 _METRICS_OFFSET = 10
+FREE_PORTS = range(15_000, 32_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,13 +42,29 @@ def counted(host: str, base: int) -> Addresses:
 
 
 def free(host: str) -> Addresses:
-    """Ports that nobody listens on now."""
+    """Ports that nobody listens on now, below those that systems hand out for outgoing connections: one of those may be
+    taken again before the process that it was found for listens on it.
+    """
     names = (*SERVICES, AGENT)
+    ports = iter(random.SystemRandom().sample(FREE_PORTS, len(FREE_PORTS)))
     with ExitStack() as stack:
 
         def take() -> str:
-            probe = stack.enter_context(socket.socket())
-            probe.bind((host, 0))
-            return f"{host}:{probe.getsockname()[1]}"
+            for port in ports:
+                probe = stack.enter_context(socket.socket())
+                try:
+                    probe.bind((host, port))
+                except OSError as error:
+                    if error.errno != errno.EADDRINUSE:
+                        raise _no_address(host, error) from error
+                    continue
+                return f"{host}:{port}"
+            raise OutsideError(f"no port of {host} from {FREE_PORTS.start} to {FREE_PORTS.stop} is free")
 
         return Addresses({name: take() for name in SERVICES}, {name: take() for name in names}, take())
+
+
+def _no_address(host: str, error: OSError) -> PhalanxError:
+    return PhalanxError(
+        "--host", value=host, expected=f"an address of this machine ({error.strerror})", remedy="correct the address"
+    )

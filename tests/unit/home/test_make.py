@@ -89,3 +89,8 @@ def test_home_layout_is_absolute_in_its_configurations(tmp_path, monkeypatch):
 
     assert home == Home(tmp_path / "home")
     assert read_service(home.config("data")).storage == f"file://{tmp_path}/home/store"
+
+
+def test_home_host_of_another_machine_is_refused(tmp_path):
+    with pytest.raises(PhalanxError, match="--host"):
+        make_home(tmp_path / "home", HomeSettings(host="192.0.2.1", port_base=0))
