@@ -248,7 +248,10 @@ class Board:
         for run in jobs:
             run.num_missed += missed
             run.is_unsaved = True
-        LOG.warning("missed %d records%s", missed, ", as far as is known: train began anew" if is_other_log else "")
+        if missed:
+            LOG.warning("missed %d records", missed)
+        if is_other_log:
+            LOG.warning("train began anew: what it told last may be missing")
         return frozenset(run.job for run in jobs)
 
     @contextmanager

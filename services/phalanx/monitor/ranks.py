@@ -54,6 +54,11 @@ class RankTable:
         self._ranks.clear()
         self._judged_step = 0
 
+    def end(self) -> None:
+        """The attempt is over: none of its ranks lives, whether it told so or not."""
+        for rank in self._ranks.values():
+            rank.is_alive = False
+
     def place(self, nodes: Mapping[int, str]) -> None:
         """Where the ranks run."""
         self.nodes = nodes

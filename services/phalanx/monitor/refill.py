@@ -28,7 +28,15 @@ from phalanx.monitor.rules import Policy
 
 LOG = logging.getLogger(__name__)
 MAX_OBJECTS = 2000
-CHANGING = frozenset(
+OVER = frozenset(
+    {
+        train_pb.JOB_EVENT_TYPE_SUCCEEDED,
+        train_pb.JOB_EVENT_TYPE_FAILED,
+        train_pb.JOB_EVENT_TYPE_STOPPED,
+        train_pb.JOB_EVENT_TYPE_SUSPENDED,
+    }
+)
+CHANGING = OVER | frozenset(
     {
         train_pb.JOB_EVENT_TYPE_SUBMITTED,
         train_pb.JOB_EVENT_TYPE_STARTING,
@@ -69,7 +77,9 @@ class Refill:
         self._worker.wake()
 
     def on_missed(self, jobs: frozenset[str]) -> None:
-        """Records of these jobs were missed: what is in storage is read now, the rest once their next checkpoint is."""
+        """Records of these jobs were missed: what is in storage is read now, the rest once their next checkpoint is
+        there, and what is still missing when they are over.
+        """
         with self._lock:
             self._missing |= jobs
         self.ask(jobs)
@@ -78,9 +88,9 @@ class Refill:
         """Asks for a job whose attempts changed."""
         if told.HasField("event") and told.event.type in CHANGING:
             with self._lock:
-                steps = told.event.type == train_pb.JOB_EVENT_TYPE_COMMITTED and told.job in self._missing
-                self._missing -= {told.job} if steps else set()
-            self.ask(frozenset({told.job}), steps=steps)
+                is_covered = told.event.type == train_pb.JOB_EVENT_TYPE_COMMITTED and told.job in self._missing
+                self._missing -= {told.job} if is_covered else set()
+            self.ask(frozenset({told.job}), steps=is_covered or told.event.type in OVER)
 
     def _work(self) -> bool:
         if self._registry is None:

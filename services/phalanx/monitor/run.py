@@ -127,6 +127,8 @@ class Run:
             del self.events[min(self.events)]
         if is_newest:
             self.summary = replace(self.summary, state=event.state, heard_s=heard_s)
+            if event.state in _OFF_NODES:
+                self.ranks.end()
         if event.attempt >= self.summary.attempt and event.attempt:
             self._begin(event.attempt)
             self._place(event)
@@ -304,6 +306,12 @@ _HANDLERS: Mapping[str, Callable[[Run, record_pb.Record], tuple[Verdict, ...]]] 
     "evaluation": Run.evaluation,
     "opened": Run.opened,
     "committed": Run.committed,
+}
+_OFF_NODES = ENDED | {
+    train_pb.JOB_STATE_QUEUED,
+    train_pb.JOB_STATE_PREPARING,
+    train_pb.JOB_STATE_RECOVERING,
+    train_pb.JOB_STATE_SUSPENDED,
 }
 _ENDING = frozenset({Action.ROLL_BACK, Action.RESTART})
 _TELLING = frozenset(

@@ -176,6 +176,13 @@ def test_restart_knows_where_the_ranks_of_a_run_are(monitor):
     assert [rank.node_id for rank in monitor.view.get_run(JOB).ranks] == ["node-a"] * 2 + ["node-b"] * 2
 
 
+def test_ranks_of_an_attempt_that_is_over_live_no_more(monitor):
+    told = Told(JOB)
+    tell_run(monitor.board, started(told))
+    monitor.board.observe(told.event("succeeded", "succeeded", attempt=1))
+    assert not any(rank.alive for rank in monitor.view.get_run(JOB).ranks)
+
+
 def test_save_that_failed_is_made_up_for_by_the_next_one(monitor, monkeypatch):
     tell_run(monitor.board, run_with_recovery(JOB, 100))
 
