@@ -24,6 +24,7 @@ export function follow(job, afterVersion, onChange, onLink) {
       later(lose, SILENCE_MS);
       const change = JSON.parse(message.data);
       version = change.version;
+      onLink(true);
       onChange(change);
     };
   }

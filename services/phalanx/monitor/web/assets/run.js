@@ -42,6 +42,7 @@ export class Run {
 
   resume() {
     this.pause();
+    if (document.hidden) return;
     this.unfollow = follow(this.job, this.version, (change) => this.hear(change), this.onLink);
   }
 
