@@ -205,7 +205,7 @@ class TrainClient:
         while view.state not in wanted:
             left_s = STREAM_S if ends_s is None else ends_s - time.monotonic()
             if left_s <= 0:
-                raise TimedOut(f"{view.name} is {view.state} after {timeout_s:g} s")
+                raise TimedOut(f"{view.name} is {view.state} after {timeout_s:.3g} s")
             revision = self._wait_once(view.name, revision, wanted, left_s, on_event)
             view = self.get(job)
         return view

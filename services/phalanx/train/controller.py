@@ -170,6 +170,11 @@ class Controller:
         job = self._book.find(JobName.parse(key.job))
         return job is None or not (job.is_live and job.attempt == key.attempt)
 
+    def is_starting(self, key: GangKey) -> bool:
+        """Whether it is still to be recorded that the attempt runs."""
+        job = self._book.find(JobName.parse(key.job))
+        return job is not None and job.state is JobState.STARTING and job.attempt == key.attempt
+
     # The loop.
 
     def _loop(self) -> None:
@@ -242,6 +247,8 @@ class Controller:
             return
         job = self._book.change(seen.name, lambda job: Draft(record) if job.revision == seen.revision else None)
         LOG.info("%s %s: %s, attempt %d %s", job.name, job.revision, job.state, job.attempt, job.message)
+        if job.state is JobState.RUNNING and seen.state is not JobState.RUNNING:
+            self._launcher.settle_start(GangKey(str(job.name), job.attempt))
         if seen.is_live and not (job.is_live and job.attempt == seen.attempt):
             self._launcher.settle(GangKey(str(seen.name), seen.attempt))
             if job.state not in ACTIVE:

@@ -81,7 +81,12 @@ def running(config: ServiceConfig, on_over: Callable[[], None] = lambda: None) -
     database = JobStore((config.database or Database(f"sqlite:///{DEFAULT_DATABASE}")).secret_url(), root.url)
     tracing = start_tracing(config.name, config.services.get("monitor", ""), config.security.credentials)
     book = Book(root, database, on_event, kept_events=options.kept_events)
-    agents = Agents(on_records, lambda key: controller.is_settled(key), lambda: controller.wake())
+    agents = Agents(
+        on_records,
+        lambda key: controller.is_settled(key),
+        lambda key: controller.is_starting(key),
+        lambda: controller.wake(),
+    )
     controller = Controller(
         book,
         agents,

@@ -237,7 +237,8 @@ def _starting(job: Job, event: JobEvent) -> Job:
         int(event.data["avoid_from"]),
         tuple((int(first), int(last)) for first, last in event.data["skips"]),
     )
-    return replace(job, attempt=event.attempt, start=start, is_live=True, ending=None, has_progressed=False)
+    begun = replace(job, attempt=event.attempt, start=start, is_live=True, target=None)
+    return replace(begun, ending=None, has_progressed=False)
 
 
 def _running(job: Job, event: JobEvent) -> Job:

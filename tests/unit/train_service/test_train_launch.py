@@ -24,9 +24,16 @@ class Kit:
 
     def __init__(self) -> None:
         self.now_s, self.settled, self.broken = 0.0, set[GangKey](), False
+        self.starting = set[GangKey]()
         self.told: list[tuple[str, GangKey, int]] = []
         self.num_changes = 0
-        self.agents = Agents(self.on_records, lambda key: key in self.settled, self.on_change, clock=lambda: self.now_s)
+        self.agents = Agents(
+            self.on_records,
+            lambda key: key in self.settled,
+            lambda key: key in self.starting,
+            self.on_change,
+            clock=lambda: self.now_s,
+        )
 
     def on_records(self, node_id: str, key: GangKey, records: Any) -> None:
         if self.broken:
@@ -141,6 +148,18 @@ def test_records_that_cannot_be_kept_are_not_acknowledged(kit: Kit) -> None:
     assert (again.acknowledged, len(kit.told)) == (1, 1)
 
 
+def test_first_words_of_ranks_are_acknowledged_once_their_attempt_is_recorded_as_running(kit: Kit) -> None:
+    kit.starting.add(KEY)
+    stream = kit.connect("a", held())
+    kit.records(stream, 1)
+    assert (stream.acknowledged, len(kit.told)) == (0, 1)
+    kit.starting.clear()
+    kit.agents.settle_start(KEY)
+    assert stream.acknowledged == 1
+    kit.records(stream, 2)
+    assert stream.acknowledged == 2
+
+
 def test_end_of_a_gang_is_acknowledged_once_it_is_settled(kit: Kit) -> None:
     stream = kit.connect("a", held())
     kit.records(stream, 1)
@@ -232,7 +251,7 @@ def test_answer_to_nothing_is_ignored(kit: Kit) -> None:
 
 def test_order_of_the_moment_that_is_not_answered_is_forgotten(kit: Kit) -> None:
     kit.connect()
-    real = Agents(lambda *_: None, lambda key: True, lambda: None)
+    real = Agents(lambda *_: None, lambda key: True, lambda key: False, lambda: None)
     with pytest.raises(OutsideError, match="no answer within"):
         real.stacks(To("n1", "a"), KEY, (), 0.05)
     assert not real._orders

@@ -86,7 +86,7 @@ class AnyEvents(RuleBasedStateMachine):
     def ranks_live_only_where_an_attempt_stands(self) -> None:
         assert bool(self.job.placement) == (self.job.state in ON_NODES) == self.job.is_live
         assert self.job.ending is None or self.job.is_live
-        assert self.job.target is None or self.job.state in (S.PREPARING, S.STARTING)
+        assert self.job.target is None or self.job.state is S.PREPARING
 
     @invariant()
     def numbers_only_grow_where_they_must(self) -> None:

@@ -1,7 +1,8 @@
 """The launcher over agents that are there: what their streams said last, and orders on their way. No I/O of its own.
 
 A stream is a `Session`. Reports are acknowledged in their order, each once what it told is safe: records when they were
-taken, the end of a gang when the decision about its attempt is recorded (`settle`). Nothing here outlives the process:
+taken and their attempt is recorded as running (`settle_start`), the end of a gang when the decision about its attempt
+is recorded (`settle`). Nothing here outlives the process:
 agents come back and say what they hold.
 """
 
@@ -89,7 +90,8 @@ class Agents:
     """See `Launcher`; the other half is called by the server of the streams.
 
     on_records: takes what ranks said, before it is acknowledged; what it raises ends the stream, and the agent tells it
-    again. is_settled: whether what the end of a gang leads to is recorded already. on_change: something is to be
+    again. is_settled: whether what the end of a gang leads to is recorded already. is_starting: whether it is still to
+    be recorded that an attempt runs; what its ranks say is acknowledged after that. on_change: something is to be
     decided anew.
     """
 
@@ -97,15 +99,18 @@ class Agents:
         self,
         on_records: Callable[[str, GangKey, Sequence[record_pb2.Record]], None],
         is_settled: Callable[[GangKey], bool],
+        is_starting: Callable[[GangKey], bool],
         on_change: Callable[[], None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._on_records, self._is_settled, self._on_change, self._clock = on_records, is_settled, on_change, clock
+        self._on_records, self._on_change, self._clock = on_records, on_change, clock
+        self._is_settled, self._is_starting = is_settled, is_starting
         self._changed = threading.Condition(threading.RLock())
         self._agents: dict[str, _Agent] = {}
         self._orders: OrderedDict[str, _Order] = OrderedDict()
         self._ends: dict[GangKey, dict[str, ShareEnd]] = {}
+        self._starting: set[GangKey] = set()
 
     # What streams say.
 
@@ -158,8 +163,10 @@ class Agents:
             self._on_records(agent.node_id, key, report.records.records)
         is_end = report.WhichOneof("report") == "gang_ended"
         with self._changed:
-            awaits = is_end and not self._is_settled(key)
-            if awaits:
+            awaits = not self._is_settled(key) if is_end else self._is_starting(key)
+            if awaits and not is_end:
+                self._starting.add(key)
+            if awaits and is_end:
                 self._ends.setdefault(key, {})[agent.node_id] = end_of(report.gang_ended)
             if is_end:
                 agent.gangs.pop(key, None)
@@ -191,7 +198,7 @@ class Agents:
 
     def _acknowledge(self, agent: _Agent) -> None:
         number = 0
-        while agent.untold and (agent.untold[0][1] is None or agent.untold[0][1] not in self._ends):
+        while agent.untold and not (agent.untold[0][1] in self._ends or agent.untold[0][1] in self._starting):
             number, _ = agent.untold.popleft()
         if not agent.untold:
             number = agent.taken  # told again, in case the acknowledgement was lost with a stream
@@ -291,6 +298,12 @@ class Agents:
         """See `Launcher.settle`."""
         with self._changed:
             self._ends.pop(key, None)
+        self.settle_start(key)
+
+    def settle_start(self, key: GangKey) -> None:
+        """See `Launcher.settle_start`."""
+        with self._changed:
+            self._starting.discard(key)
             for agent in self._agents.values():
                 if agent.untold:
                     self._acknowledge(agent)

@@ -169,6 +169,9 @@ class Launcher(Protocol):
     def settle(self, key: GangKey) -> None:
         """What the ends of the attempt led to is recorded: they need not be told again."""
 
+    def settle_start(self, key: GangKey) -> None:
+        """It is recorded that the attempt runs: what its ranks said before need not be told again."""
+
     def stacks(self, to: To, key: GangKey, ranks: Collection[int], deadline_s: float) -> Mapping[int, str]:
         """The Python stacks of ranks. Raises PhalanxError and OutsideError."""
 
