@@ -160,6 +160,11 @@ class Command:
         with self._changed:
             return "".join(self._lines["err"])
 
+    def lines(self, stream: str) -> list[str]:
+        """What it wrote to `out` or `err` so far."""
+        with self._changed:
+            return list(self._lines[stream])
+
     def wait_for(self, text: str, deadline_s: float = TIMEOUT_S, stream: str = "err") -> None:
         """Returns once a line with `text` is on stderr (or stdout: `out`)."""
         end_s = time.monotonic() + deadline_s

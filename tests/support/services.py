@@ -4,19 +4,22 @@ killed.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from phalanx import Client
 from phalanx.home.layout import Home
 from phalanx.home.state import HomeState, read_state
-from support.jobs import PHALANX, Command, wait_until
+from phalanx.train.values import EventView
+from support.jobs import PHALANX, Command, Finished, run_cli, wait_until
 
 UP_DEADLINE_S = 60.0
 
@@ -74,6 +77,18 @@ class Services:
         """An operator's client; close it."""
         return Client(self.home.client)
 
+    def cli(self, *arguments: str | Path, code: int = 0) -> Finished:
+        """`phalanx ARGUMENTS...` as an operator of these services, which must end with `code`."""
+        finished = run_cli(arguments, environ={"PHALANX_CONTEXT": str(self.home.client)})
+        assert finished.code == code, f"{arguments}: {finished}"
+        return finished
+
+    def told(self, *arguments: str | Path, code: int = 0) -> dict[str, Any]:
+        """The object that `phalanx ARGUMENTS... --json` prints."""
+        found = json.loads(self.cli(*arguments, "--json", code=code).out)
+        assert isinstance(found, dict)
+        return found
+
     def logs(self) -> str:
         """The ends of all logs, for messages of failed tests."""
         return "\n".join(
@@ -96,3 +111,39 @@ def services(
         command.signal(signal.SIGTERM)
         command.finish()
         command.wait_until_nothing_lives()
+
+
+def events_until(
+    client: Client, job: str, is_last: Callable[[EventView], bool], deadline_s: float = 60.0
+) -> list[EventView]:
+    """All events of a job from the first on, up to one that `is_last`."""
+    end_s = time.monotonic() + deadline_s
+    seen: list[EventView] = []
+    for event in client.train.watch(job, give_up_s=deadline_s):
+        seen.append(event)
+        if is_last(event):
+            return seen
+        assert time.monotonic() < end_s, f"not there after {deadline_s:g} s: {seen[-5:]}"
+    raise AssertionError(f"the stream ended: {seen[-5:]}")
+
+
+def wait_for_step(client: Client, job: str, step: int, deadline_s: float = 60.0) -> None:
+    """Returns once a rank of the job's newest attempt has told of that step or a later one."""
+
+    def is_there() -> bool:
+        view = client.job(job)
+        assert not view.is_over or view.step >= step, view
+        return view.step >= step and view.loss is not None
+
+    wait_until(is_there, deadline_s, f"{job} is not at step {step}")
+
+
+def resized(path: Path, *edits: tuple[str, str], name: str = "") -> Path:
+    """A copy of a job file beside it, with edits and another name."""
+    text = path.read_text()
+    for before, after in (*edits, *([('name = "tiny"', f'name = "{name}"')] if name else [])):
+        assert before in text, before
+        text = text.replace(before, after)
+    copy = path.with_name(f"{name or 'job-copy'}.toml")
+    copy.write_text(text)
+    return copy

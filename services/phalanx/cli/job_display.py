@@ -25,6 +25,7 @@ def watch_job(client: Client, name: str, after_revision: int, *, as_json: bool) 
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+    client.job(name)  # where there is none, it is told before a bar is drawn
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[said]}"), console=console, disable=as_json) as progress:
