@@ -214,14 +214,15 @@ class Client:
 
 
 def absolute(spec: dict[str, Any]) -> dict[str, Any]:
-    """The job file with folders that mean the same on every process of this machine: relative ones start here."""
+    """The job file with URLs that mean the same in every process of this machine: relative ones start here. A relative
+    `metrics.folder` stays: it starts where the agent was started, on its machine.
+    """
     data = spec["data"]
     places = {key: absolute_url(data[key]) for key in ("train", "held_out") if data.get(key)}
     return {
         **spec,
         "job": {**spec["job"], "storage": absolute_url(spec["job"]["storage"])},
         "data": {**data, **places},
-        "metrics": {**spec["metrics"], "folder": str(Path(spec["metrics"]["folder"]).expanduser().absolute())},
     }
 
 
