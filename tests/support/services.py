@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import psutil
 from phalanx import Client
 from phalanx.home.layout import Home
 from phalanx.home.state import HomeState, read_state
+from phalanx.rpc.config import read_service, write_config
+from phalanx.rpc.tables import Scalar
 from phalanx.train.values import EventView
 from support.jobs import PHALANX, Command, Finished, run_cli, wait_until
 
@@ -60,6 +63,13 @@ class Services:
         self.kill(name)
         wait_until(lambda: self.state.process(name).restarts > restarts, UP_DEADLINE_S, f"{name} is not started again")
         self.wait_ready()
+
+    def configure(self, name: str, **options: Scalar) -> None:
+        """Gives one process other settings of its own, with which it starts again; they last until the next `up`."""
+        path = self.home.config(name)
+        config = read_service(path)
+        write_config(path, replace(config, options={**config.options, **options}))
+        self.restart(name)
 
     def ranks(self) -> tuple[int, ...]:
         """Pids of the living ranks, in the order in which they were forked."""
