@@ -33,7 +33,12 @@ class ExportDtype(StrEnum):
 
 _group = typer.Typer(no_args_is_help=True, help="List, show, verify, export, keep and remove checkpoints.")
 
-Job = Annotated[str, typer.Argument(metavar="JOB", help="Job file, or URL of a job's root (.../projects/P/jobs/NAME).")]
+Job = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="Job file, URL of a job's root (.../projects/P/jobs/NAME), or name of a submitted job."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -45,14 +50,15 @@ def register(app: typer.Typer) -> None:
 def list_checkpoints(
     job: Job,
     show_all: Annotated[bool, typer.Option("--all", help="Also those that are not live, and why.")] = False,
+    context: Context = None,
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
     """List the live checkpoints of a job, oldest first."""
-    from phalanx.checkpoint.place import find_job
     from phalanx.checkpoint.report import checkpoint_rows
+    from phalanx.cli.named import place_of
 
-    rows = checkpoint_rows(find_job(job, overrides or ()).store, dead=show_all)
+    rows = checkpoint_rows(place_of(job, overrides or (), context).store, dead=show_all)
     if as_json:
         print_json({"checkpoints": [dataclasses.asdict(row) for row in rows]})
         return
@@ -67,15 +73,16 @@ def list_checkpoints(
 def show(
     job: Job,
     step: Annotated[str, typer.Argument(metavar="STEP", help="Step of a live checkpoint, or `latest`.")] = "latest",
+    context: Context = None,
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
     """Show a checkpoint: its tensors with shapes and sizes, and where it comes from."""
-    from phalanx.checkpoint.place import find_job
     from phalanx.checkpoint.report import ancestry, tensor_rows
+    from phalanx.cli.named import place_of
     from phalanx.snapshot.index import read_index
 
-    place = find_job(job, overrides or ())
+    place = place_of(job, overrides or (), context)
     ref = place.checkpoint(step)
     manifest = place.lineage.manifest(ref)
     rows = tensor_rows(read_index(place.store, manifest))
@@ -107,13 +114,14 @@ def verify_checkpoints(
     step: Annotated[
         str | None, typer.Argument(metavar="STEP", help="Step, or `latest`; all live checkpoints if left out.")
     ] = None,
+    context: Context = None,
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
     """Read checkpoints again and check every digest; exit 1 where anything is damaged."""
-    from phalanx.checkpoint.place import find_job
+    from phalanx.cli.named import place_of
 
-    place = find_job(job, overrides or ())
+    place = place_of(job, overrides or (), context)
     refs = list(place.lineage.checkpoints()) if step is None else [place.checkpoint(step)]
     found = {ref: _verify_one(place.store, ref, quiet=as_json) for ref in refs}
     rows = [
@@ -141,15 +149,16 @@ def export_checkpoint(
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="tokenizer.json; by default the one beside the training data.")
     ] = None,
+    context: Context = None,
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
     """Export a checkpoint as a Hugging Face model folder that transformers opens."""
     from phalanx.checkpoint.export import export
-    from phalanx.checkpoint.place import find_job
     from phalanx.checkpoint.target import hugging_face_target
+    from phalanx.cli.named import place_of
 
-    place = find_job(job, overrides or ())
+    place = place_of(job, overrides or (), context)
     manifest = place.lineage.manifest(place.checkpoint(step))
     target = hugging_face_target(place, tokenizer)
     with _progress(quiet=as_json) as progress:

@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.config import AsJson, JobFile, Overrides
+from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context, open_client
 from phalanx.cli.output import print_json, print_table
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from phalanx.data.prepare import PrepareReport
     from phalanx.data.tracing import Tracer
+    from phalanx.spec import Job
 
 Url = Annotated[
     str, typer.Argument(metavar="URL", help="Dataset or split folder: file:// or s3://.", show_default=False)
@@ -124,25 +123,31 @@ def show(url: Url, as_json: AsJson = False) -> None:
 def verify(
     target: Annotated[
         str,
-        typer.Argument(metavar="URL|JOB", help="Dataset or split folder, or a job file (.toml).", show_default=False),
+        typer.Argument(
+            metavar="URL|JOB",
+            help="Dataset or split folder (a URL), a job file (.toml), or name of a submitted job.",
+            show_default=False,
+        ),
     ],
+    context: Context = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check every byte of a dataset against its digests; or, for a job file, prove from the step records that its run
+    """Check every byte of a dataset against its digests; or, for a job, prove from the step records that its run
     read each window exactly once. Exit 1 where something is damaged or does not hold.
     """
-    if target.endswith(".toml"):
-        _verify_job(Path(target), overrides or (), as_json)
-    else:
+    from phalanx.cli.named import job_of
+
+    if "://" in target:
         _verify_dataset(target, as_json)
+    else:
+        _verify_job(job_of(target, overrides or (), context), as_json)
 
 
-def _verify_job(job_file: Path, overrides: Sequence[str], as_json: bool) -> None:
+def _verify_job(job: Job, as_json: bool) -> None:
     from phalanx.data.job_proof import prove_job
-    from phalanx.spec import load_job
 
-    proof = prove_job(load_job(job_file, overrides))
+    proof = prove_job(job)
     if as_json:
         print_json({**asdict(proof), "ok": proof.ok})
     else:
@@ -194,7 +199,9 @@ def _verify_dataset(url: str, as_json: bool) -> None:
 
 
 def trace(
-    job_file: JobFile,
+    job: Annotated[
+        str, typer.Argument(metavar="JOB", help="Job file, or name of a submitted job.", show_default=False)
+    ],
     step: Annotated[int | None, typer.Option("--step", help="Show the documents of this step's batch.")] = None,
     document: Annotated[
         str | None, typer.Option("--document", metavar="ID", help="Show the steps that see this document.")
@@ -202,13 +209,16 @@ def trace(
     epochs: Annotated[
         int, typer.Option("--epochs", min=1, help="Passes over the data to follow a document through.")
     ] = 2,
+    context: Context = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
     """Say which documents a step trains on, or which steps train on a document; without reading a token."""
     if (step is None) == (document is None):
         raise PhalanxError("phalanx data trace", expected="either --step N or --document ID", remedy="give one of them")
-    tracer = _tracer(job_file, overrides or ())
+    from phalanx.cli.named import job_of
+
+    tracer = _tracer(job_of(job, overrides or (), context))
     if step is not None:
         rows = [asdict(segment) for segment in tracer.step(step)]
         subject: dict[str, Any] = {"step": step, "segments": rows}
@@ -221,14 +231,12 @@ def trace(
         print_table(list(rows[0]), (list(row.values()) for row in rows))
 
 
-def _tracer(job_file: Path, overrides: Sequence[str]) -> Tracer:
+def _tracer(job: Job) -> Tracer:
     """The tracer of a job's training split."""
     from phalanx.data.tracing import Tracer
-    from phalanx.spec import load_job
     from phalanx.stream import open_split
     from phalanx.trainer.places import order_of, store_at
 
-    job = load_job(job_file, overrides)
     store = store_at(job, job.data.train)
     split = open_split(store, job.data.train_digest)
     return Tracer(store, split, order_of(job, store, split), job.training.global_batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -136,12 +137,19 @@ def logs(
     attempt: Annotated[int, typer.Option(min=0, help="The attempt (0: the newest).")] = 0,
     tail: Annotated[int, typer.Option(min=0, metavar="BYTES", help="Only the last bytes (0: all).")] = 0,
     context: Context = None,
+    as_json: AsJson = False,
 ) -> None:
-    """Print what a rank printed."""
+    """Print what a rank printed; with --json one object a piece, each on a line."""
     with open_client(context) as client:
         for piece in client.logs(job, rank, attempt=attempt, offset=-tail, follow=follow):
-            sys.stdout.buffer.write(piece.data)
-            sys.stdout.buffer.flush()
+            if as_json:
+                text = piece.data.decode(errors="replace")
+                facts = {"attempt": piece.attempt, "next_offset": piece.next_offset, "text": text}
+                sys.stdout.write(json.dumps(facts) + "\n")
+                sys.stdout.flush()
+            else:
+                sys.stdout.buffer.write(piece.data)
+                sys.stdout.buffer.flush()
 
 
 @_group.command("wait")
