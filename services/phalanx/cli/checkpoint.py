@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.config import AsJson, Overrides
+from phalanx.cli.context import Context, open_client
+from phalanx.cli.named import is_submitted
 from phalanx.cli.output import print_facts, print_json, print_table
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
     from phalanx.checkpoint.catalog import View
-    from phalanx.checkpoint.client import CheckpointClient
     from phalanx.checkpoint.collection import Report
     from phalanx.lineage import CheckpointRef
     from phalanx.objects import ObjectStore
@@ -178,10 +179,7 @@ def export_checkpoint(
         print_facts(facts, "exported")
 
 
-Context = Annotated[
-    Path | None, typer.Option("--context", metavar="FILE", help="Client's context, for a job that was submitted.")
-]
-Submitted = Annotated[str, typer.Argument(metavar="JOB", help="Submitted job: projects/PROJECT/jobs/NAME.")]
+Submitted = Annotated[str, typer.Argument(metavar="JOB", help="NAME, PROJECT/NAME or projects/PROJECT/jobs/NAME.")]
 Selector = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="`latest`, a step, or a<attempt>-s<step>.")]
 
 
@@ -191,8 +189,8 @@ def prune_checkpoints(
         str,
         typer.Argument(
             metavar="JOB",
-            help="Submitted job (projects/PROJECT/jobs/NAME): pruned by the checkpoint service. Job file, or URL of a "
-            "job's root: pruned here, straight on storage.",
+            help="Name of a submitted job: pruned by the checkpoint service. Job file, or URL of a job's root: pruned "
+            "here, straight on storage.",
         ),
     ],
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing; say what would go, and why.")] = False,
@@ -216,7 +214,7 @@ def prune_checkpoints(
     """
     report = (
         _service_prune(job, context, dry_run=dry_run)
-        if job.startswith("projects/")
+        if is_submitted(job)
         else _direct_prune(job, overrides or (), cluster, keep_latest, grace, dry_run=dry_run)
     )
     if as_json:
@@ -240,8 +238,10 @@ def pin_checkpoint(
     as_json: AsJson = False,
 ) -> None:
     """Keep a checkpoint of a submitted job whatever retention says, until it is unpinned."""
-    with _client(context) as client:
-        view, revision = client.pin(job, checkpoint, reason, expected_revision=expected_revision)
+    from phalanx.client import job_name
+
+    with open_client(context) as client:
+        view, revision = client.checkpoint.pin(job_name(job), checkpoint, reason, expected_revision=expected_revision)
     _print_pin(view, revision, as_json=as_json)
 
 
@@ -254,16 +254,11 @@ def unpin_checkpoint(
     as_json: AsJson = False,
 ) -> None:
     """Take a pin back; retention decides again."""
-    with _client(context) as client:
-        view, revision = client.unpin(job, checkpoint, expected_revision=expected_revision)
+    from phalanx.client import job_name
+
+    with open_client(context) as client:
+        view, revision = client.checkpoint.unpin(job_name(job), checkpoint, expected_revision=expected_revision)
     _print_pin(view, revision, as_json=as_json)
-
-
-def _client(context: Path | None) -> CheckpointClient:
-    from phalanx.checkpoint.client import connect_checkpoint
-    from phalanx.rpc import find_client
-
-    return connect_checkpoint(find_client(context))
 
 
 def _print_pin(view: View, revision: int, *, as_json: bool) -> None:
@@ -279,8 +274,10 @@ def _print_pin(view: View, revision: int, *, as_json: bool) -> None:
 
 
 def _service_prune(job: str, context: Path | None, *, dry_run: bool) -> Report:
-    with _client(context) as client:
-        return client.prune(job, dry_run=dry_run)
+    from phalanx.client import job_name
+
+    with open_client(context) as client:
+        return client.checkpoint.prune(job_name(job), dry_run=dry_run)
 
 
 def _direct_prune(
