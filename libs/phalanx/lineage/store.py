@@ -20,7 +20,7 @@ from phalanx.lineage import keys
 from phalanx.lineage.chain import Link, walk
 from phalanx.lineage.encoding import Stored, decode, encode
 from phalanx.lineage.errors import DamagedObject
-from phalanx.lineage.job import require_same_identity, require_same_origin
+from phalanx.lineage.job import position_after, require_same_identity, require_same_origin
 from phalanx.lineage.journal import journal_digest
 from phalanx.lineage.records import StepRows, WindowRows, decode_records, encode_records
 from phalanx.lineage.values import (
@@ -85,6 +85,15 @@ class Lineage:
             return decode(JobRecord, keys.JOB, self._store.read(keys.JOB))
         except ObjectMissing:
             return None
+
+    def windows_of(self, first_step: int, last_step: int, global_batch_size: int) -> tuple[int, int]:
+        """The half-open range of window positions that the steps first_step .. last_step (both included) read."""
+        job = self.read_job()
+        origin = None if job is None else job.origin
+        return (
+            position_after(first_step - 1, global_batch_size, origin),
+            position_after(last_step, global_batch_size, origin),
+        )
 
     # Attempts and the live chain.
 

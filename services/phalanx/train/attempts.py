@@ -48,9 +48,9 @@ def _leave_out(lineage: Lineage, attempt: Attempt, start: Start, windows: int) -
     """Journals the windows of steps that are to be left out, where the attempt's journal does not hold them yet: an
     attempt without a checkpoint takes its entries with it.
     """
-    wanted = [((first - 1) * windows, last * windows) for first, last in start.skips]
-    if not wanted:
+    if not start.skips:
         return
+    wanted = [lineage.windows_of(first, last, windows) for first, last in start.skips]
     held = {span for entry in lineage.journal(attempt.number) if entry.kind == SKIP_KIND for span in spans_of(entry)}
     for begin, end in wanted:
         if (begin, end) not in held:

@@ -91,9 +91,10 @@ class Incidents:
         if not job.is_live or job.attempt != verdict.attempt:
             return
         windows = int(job.spec["training"]["global_batch_size"])
-        position, num = (verdict.first_step - 1) * windows, (verdict.last_step - verdict.first_step + 1) * windows
-        Lineage(self._book.store(name)).append_journal(
-            job.attempt, SKIP_KIND, position, {"num_windows": num}, request_id=verdict.request_id
+        lineage = Lineage(self._book.store(name))
+        begin, end = lineage.windows_of(verdict.first_step, verdict.last_step, windows)
+        lineage.append_journal(
+            job.attempt, SKIP_KIND, begin, {"num_windows": end - begin}, request_id=verdict.request_id
         )
 
 

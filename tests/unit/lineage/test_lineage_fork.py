@@ -8,6 +8,7 @@ from lineage_kit import CODE, IDENTITY, PLACEMENT, a_manifest, memory_store, ope
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, ForkPoint, JobRecord, Lineage, position_after
 from phalanx.lineage.encoding import decode, encode
+from phalanx.objects.memory import MemoryStore
 
 ORIGIN = ForkPoint("p", "first", 3, 10, 40)
 
@@ -66,3 +67,18 @@ def test_import_of_another_checkpoint_or_into_a_job_that_trains_is_refused() -> 
 def test_positions_of_a_fork_go_on_from_its_origin_in_batches_of_its_own() -> None:
     assert [position_after(step, 8, None) for step in (0, 1, 5)] == [0, 8, 40]
     assert [position_after(step, 16, ORIGIN) for step in (10, 11, 13)] == [40, 56, 88]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "expected"), [(4, 4, (40 + 0 * 6, 40 + 6)), (5, 7, (46, 64))], ids=["first-own-step", "three"]
+)
+def test_windows_of_steps_of_a_fork_count_from_where_its_origin_stood(first, last, expected):
+    store = MemoryStore("memory://windows")
+    origin = ForkPoint("p", "other", 1, 3, 40)
+    Lineage(store).create_job(request_id="r", spec={}, identity={}, identity_digest="sha256:" + 64 * "0", origin=origin)
+
+    assert Lineage(store).windows_of(first, last, 6) == expected
+
+
+def test_windows_of_steps_of_a_job_of_its_own_count_from_the_beginning():
+    assert Lineage(MemoryStore("memory://windows")).windows_of(3, 4, 8) == (16, 32)
