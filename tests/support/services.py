@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from phalanx.rpc.config import read_service, write_config
 from phalanx.rpc.tables import Scalar
 from phalanx.train.values import EventView
 from support.jobs import PHALANX, Command, Finished, run_cli, wait_until
+from support.tcp_proxy import Network
 
 UP_DEADLINE_S = 60.0
 
@@ -70,6 +71,14 @@ class Services:
         config = read_service(path)
         write_config(path, replace(config, options={**config.options, **options}))
         self.restart(name)
+
+    def route_agent(self, network: Network, names: Sequence[str]) -> None:
+        """The agent, started again, reaches those services through `network`."""
+        path = self.home.config("agent")
+        config = read_service(path)
+        through = {name: network.before(config.services[name]) for name in names}
+        write_config(path, replace(config, services={**config.services, **through}))
+        self.restart("agent")
 
     def ranks(self) -> tuple[int, ...]:
         """Pids of the living ranks, in the order in which they were forked."""
