@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 
 from phalanx.core.digest import BytesLike
 from phalanx.core.errors import PhalanxError
+from phalanx.gang.context import PipeReport
 from phalanx.objects.file import FileStore
 
 
@@ -104,3 +107,39 @@ class Overflows(Bigram):
 
     def misbehave(self, logits: Tensor) -> Tensor:
         return logits * torch.inf
+
+
+class TimesReports(Bigram):
+    """Writes down how much of the time since its 10th forward this rank has spent on telling things: `times`-<rank>."""
+
+    def __init__(self, vocab_size: int, times: str) -> None:
+        super().__init__(vocab_size)
+        self.times, self.began_s = times, 0.0
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        if self.num_calls == 10:
+            self.began_s = time.monotonic()
+            time_reports()
+        logits = super().forward(tokens, position_ids, document_ids)
+        if self.num_calls > 10:
+            found = {"took_s": TOOK_S, "cpu_s": sum(CPU_S), "wall_s": time.monotonic() - self.began_s}
+            Path(f"{self.times}-{os.environ['RANK']}").write_text(json.dumps(found))
+        return logits
+
+
+TOOK_S: list[float] = []
+CPU_S: list[float] = []
+
+
+def time_reports() -> None:
+    """Takes the time of every report of this process from now on."""
+    report = PipeReport.__call__
+
+    @functools.wraps(report)
+    def timed(self: PipeReport, kind: str, /, **fields: object) -> None:
+        began_s, cpu_s = time.perf_counter(), time.thread_time()
+        report(self, kind, **fields)
+        TOOK_S.append(time.perf_counter() - began_s)
+        CPU_S.append(time.thread_time() - cpu_s)
+
+    PipeReport.__call__ = timed  # type: ignore[method-assign]
