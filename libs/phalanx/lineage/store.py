@@ -133,10 +133,10 @@ class Lineage:
         """
         request = request_id or self._new_request_id()
         while True:
-            newest = self.newest_attempt() if request_id else None
-            if newest is not None and newest.request_id == request:
-                return newest
             number, parent, link = self._next_parent(avoid)
+            # Asked of the very attempt before `number`: whoever opens one in between takes that number from this one.
+            if request_id and number > 1 and (newest := self._attempt(number - 1)).request_id == request:
+                return newest
             if parent is not None:
                 self._require_identity(parent, identity_digest)
             else:
