@@ -48,7 +48,7 @@ def records_of(running: Services, attempt: int) -> list[Record]:
     return found
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(420)
 def test_run_that_is_cut_off_for_a_minute_goes_on_to_its_horizon_waits_and_continues(
     corpus: str, tmp_path: Path
 ) -> None:
@@ -103,8 +103,11 @@ def second_agent(running: Services, folder: Path) -> Iterator[Command]:
         agent.wait_until_nothing_lives()
 
 
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("cut_from", [SERVICES, ("train",)], ids=["everything", "train alone"])
+@pytest.mark.timeout(360)
+@pytest.mark.parametrize(
+    "cut_from",
+    [pytest.param(SERVICES, id="everything"), pytest.param(("train",), id="train alone", marks=pytest.mark.long)],
+)
 def test_zombie_that_was_cut_off_is_never_live_is_told_and_ends_itself(
     corpus: str, tmp_path: Path, cut_from: tuple[str, ...]
 ) -> None:

@@ -36,7 +36,7 @@ def following(running: Services, *arguments: str) -> Command:
     return Command([PHALANX, *arguments], {"PHALANX_CONTEXT": str(running.home.client)})
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_job_goes_its_way_through_every_command_and_a_restart_of_everything(corpus: str, tmp_path: Path) -> None:
     path = write_job(tmp_path, corpus, steps=FAR)
     home = tmp_path / "home"
@@ -126,7 +126,7 @@ def _events(running: Services, until: int) -> list[dict[str, object]]:
         return [json.loads(line) for line in watch.lines("out")]
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_jobs_share_slots_and_the_one_that_waits_says_for_what(corpus: str, tmp_path: Path, shared: Services) -> None:
     path = write_job(tmp_path, corpus, steps=FAR)
     first, second, third = (resized(path, name=name) for name in ("first", "second", "third"))
@@ -147,7 +147,7 @@ def test_jobs_share_slots_and_the_one_that_waits_says_for_what(corpus: str, tmp_
     assert_proven(third, 4)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(480)
 def test_services_and_a_job_on_s3_by_the_same_commands(s3_prefix: str, ministack: str, tmp_path: Path) -> None:
     prepared = run_cli(["data", "prepare", write_corpus(tmp_path / "text"), "--out", f"{s3_prefix}/data", *PREPARE])
     assert prepared.code == 0, prepared.err
