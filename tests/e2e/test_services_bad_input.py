@@ -332,7 +332,7 @@ def test_broken_context_of_a_client_is_named_in_one_line(say: Say, tmp_path: Pat
     one_line(say("job", "ls", "--context", tmp_path / "client.toml"), Path(name).name)
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(300)
 def test_store_without_create_only_put_is_refused_by_up_and_told_by_submit(
     s3_prefix: str, ministack: str, tmp_path: Path
 ) -> None:

@@ -32,7 +32,7 @@ def rows_received(running: Services) -> float:
     )
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(300)
 def test_monitor_that_hangs_costs_a_run_nothing_and_every_lost_row_is_counted(corpus: str, tmp_path: Path) -> None:
     times = tmp_path / "times"
     path = resized(user_job(tmp_path, corpus, "TimesReports", times=str(times)), ("steps = 6", f"steps = {STEPS}"))

@@ -80,7 +80,7 @@ def connect_once(client: Client, after: int, at_most: int, seen: list[int]) -> N
                 return
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)
 def test_client_that_reconnects_a_hundred_times_misses_no_event_and_sees_none_twice(
     shared: Services, corpus: str, tmp_path: Path
 ) -> None:
@@ -116,7 +116,7 @@ def test_client_that_reconnects_a_hundred_times_misses_no_event_and_sees_none_tw
     assert [event.number for event in EventLog(job_store(load_job(path))).after(0)] == list(range(1, newest + 1))
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_revision_that_is_too_old_or_unknown_is_told_with_the_oldest_kept(
     shared: Services, corpus: str, tmp_path: Path
 ) -> None:
