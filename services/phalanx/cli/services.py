@@ -58,11 +58,12 @@ def up(
     as_json: AsJson = False,
 ) -> int:
     """Start the services (data, train, checkpoint, monitor) and an agent here, and keep them alive."""
+    from phalanx.client import absolute_url
     from phalanx.home.make import HomeSettings, with_slots
     from phalanx.objects import StorageSettings
 
     settings = HomeSettings(
-        storage=storage,
+        storage=absolute_url(storage),
         storage_settings=StorageSettings(endpoint=storage_endpoint or None, region=storage_region or None),
         host=host,
         hosts=tuple(name or ()),

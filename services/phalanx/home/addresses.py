@@ -34,7 +34,12 @@ class Addresses:
 def counted(host: str, base: int) -> Addresses:
     """The page at `base`, services behind it, metrics ten further on."""
     if not 1 <= base <= 65535 - _METRICS_OFFSET - len(SERVICES) - 1:
-        raise PhalanxError("--port-base", value=base, expected="a port from 1 to 65500, or 0 for free ones", remedy="")
+        raise PhalanxError(
+            "--port-base",
+            value=base,
+            expected="a port from 1 to 65500, or 0 for free ones",
+            remedy="choose another one",
+        )
     services = {name: f"{host}:{base + 1 + index}" for index, name in enumerate(SERVICES)}
     names = (*SERVICES, AGENT)
     metrics = {name: f"{host}:{base + 1 + _METRICS_OFFSET + index}" for index, name in enumerate(names)}

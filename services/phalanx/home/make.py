@@ -11,9 +11,10 @@ import socket
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from phalanx.core.errors import PhalanxError
 from phalanx.home.addresses import DEFAULT_PORT_BASE, Addresses, counted, free
 from phalanx.home.layout import AGENT, SERVICES, Home
-from phalanx.objects import StorageSettings
+from phalanx.objects import StorageSettings, open_store
 from phalanx.rpc.config import (
     ClientConfig,
     Credentials,
@@ -49,6 +50,8 @@ class HomeSettings:
 def make_home(folder: Path, settings: HomeSettings) -> tuple[Home, Addresses]:
     """The folder with all that its processes need to start. Raises PhalanxError for what the user must change."""
     home = Home(folder.absolute())
+    if settings.storage:
+        _check_storage(settings)
     home.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     addresses = _addresses(home, settings)
     _make_certificates(home, settings.hosts)
@@ -87,6 +90,18 @@ def service_config(home: Home, name: str, addresses: Addresses, settings: HomeSe
         services=dict(addresses.services),
         options=options | settings.options.get(name, {}),
     )
+
+
+def _check_storage(settings: HomeSettings) -> None:
+    """The URL is one that every process can open; whether the place is there, the services say when they start."""
+    if settings.storage.startswith("memory:"):
+        raise PhalanxError(
+            "--storage",
+            value=settings.storage,
+            expected="storage that all services share and that outlives them",
+            remedy="name a folder (file:///...) or a bucket (s3://...)",
+        )
+    open_store(settings.storage, settings.storage_settings)
 
 
 def _addresses(home: Home, settings: HomeSettings) -> Addresses:

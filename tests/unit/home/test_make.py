@@ -94,3 +94,11 @@ def test_home_layout_is_absolute_in_its_configurations(tmp_path, monkeypatch):
 def test_home_host_of_another_machine_is_refused(tmp_path):
     with pytest.raises(PhalanxError, match="--host"):
         make_home(tmp_path / "home", HomeSettings(host="192.0.2.1", port_base=0))
+
+
+@pytest.mark.parametrize("url", ["memory://", "ftp://x", "file://x"])
+def test_home_storage_that_no_service_can_open_is_refused_before_anything_is_made(tmp_path, url):
+    with pytest.raises(PhalanxError):
+        make_home(tmp_path / "home", HomeSettings(storage=url, port_base=0))
+
+    assert not (tmp_path / "home").exists()
