@@ -70,7 +70,7 @@ def test_step_time_tells_every_few_steps_what_this_rank_worked_and_waited_for_da
     times = StepTimes(lambda kind, **fields: told.append({"kind": kind, **fields}))
     for step in range(1, 2 * EVERY_STEPS + 1):
         with times.work(step):
-            sum(range(200_000))
+            sum(range(3_000_000))  # longer than a tick of the scheduler, which counts the time
         times.tell(StepResult(step, 1.0, 1.0, 8, 0.5, 0.125), 0.25)
     assert [(each["kind"], each["step"], each["step_time_s"]) for each in told] == [
         ("step_time", EVERY_STEPS, 0.5),
