@@ -6,14 +6,12 @@ STAMP := $(VENV)/.installed
 MINISTACK := .venv-ministack
 MINISTACK_STAMP := $(MINISTACK)/.installed
 export OMP_NUM_THREADS := 1
-# Tests that wait more than they compute run two beside each other; those of one file stay together.
-BESIDE := -n 2 --dist loadfile
 
 .PHONY: help setup setup-test demo test test-all lint types imports proto api api-baseline unit service browser distributed infra e2e readme wheel-test clean
 
 help:
 	@echo "make demo      prepare a corpus, start the services, train on 8 ranks, kill a rank and each service, change the layout, prove it, export (about 3 minutes)"
-	@echo "make test      linters, strict types, import rules, contracts, unit, service, browser, distributed and end-to-end tests (about 30 minutes on 2 cores)"
+	@echo "make test      linters, strict types, import rules, contracts, unit, service, browser, distributed and end-to-end tests (about 45 minutes on 2 cores)"
 	@echo "make test-all  the same with the long tables and storms"
 	@echo "make clean     remove .venv, .venv-ministack, caches and ./runs"
 
@@ -64,10 +62,10 @@ api-baseline: setup-test
 	cd proto && ../$(BIN)/buf build --exclude-source-info --output baseline.json
 
 unit: setup-test
-	$(BIN)/pytest tests/unit -m "not long" -q $(BESIDE) $(ARGS)
+	$(BIN)/pytest tests/unit -m "not long" -q $(ARGS)
 
 service: setup-test
-	$(BIN)/pytest tests/service -m "not long" -q $(BESIDE) $(ARGS)
+	$(BIN)/pytest tests/service -m "not long" -q $(ARGS)
 
 # The monitor's page in a real browser; skipped with a reason where there is no chromium.
 browser: setup-test
