@@ -37,7 +37,7 @@ def running(compose: list[str]) -> Iterator[Stack]:
 
 @pytest.fixture(scope="module")
 def finished(running: Stack) -> dict[str, Any]:
-    """The job of compose/work, submitted, and run to its end although train was killed meanwhile."""
+    """The job of compose/jobs, submitted, and run to its end although train was killed meanwhile."""
     running.cli("sh", "-c", PREPARE)
     running.cli("phalanx", "job", "submit", "job.toml")
     wait_until(lambda: shown(running)["state"] == "running", 120)
