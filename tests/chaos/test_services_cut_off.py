@@ -106,7 +106,7 @@ def second_agent(running: Services, folder: Path) -> Iterator[Command]:
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize(
     "cut_from",
-    [pytest.param(SERVICES, id="everything"), pytest.param(("train",), id="train alone", marks=pytest.mark.long)],
+    [pytest.param(SERVICES, id="everything"), pytest.param(("train",), id="train alone")],
 )
 def test_zombie_that_was_cut_off_is_never_live_is_told_and_ends_itself(
     corpus: str, tmp_path: Path, cut_from: tuple[str, ...]

@@ -27,6 +27,8 @@ from phalanx.rpc.pki import open_authority
 from phalanx.rpc.tokens import Authority, Role, write_token
 from phalanx.train.client import connect_train
 
+pytestmark = pytest.mark.timeout(300)  # `phalanx up` of the module counts to its first test
+
 NAME = "projects/default/jobs/guarded"
 
 

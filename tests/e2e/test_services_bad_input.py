@@ -30,6 +30,8 @@ from phalanx.rpc import pki, read_client
 from phalanx.rpc.tokens import Authority, Role, write_token
 from phalanx.spec.source import read_toml
 
+pytestmark = pytest.mark.timeout(300)  # `phalanx up` of the module counts to its first test
+
 HOUR = timedelta(hours=1)
 Say = Callable[..., tuple[int, str, list[str]]]
 

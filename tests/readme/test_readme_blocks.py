@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from phalanx.home.detached import end
+from phalanx.home.layout import Home
+
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELLS = {"bash", "sh", "console", "shell"}
@@ -40,14 +43,16 @@ def test_readme_run_blocks_succeed_in_order(tmp_path):
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "OMP_NUM_THREADS": "1",
     }
-    script = f"trap 'phalanx down >/dev/null 2>&1 || true' EXIT\n{script}"  # nothing is left running if a block fails
-    done = subprocess.run(
-        ["bash", "-euxo", "pipefail", "-c", script],
-        cwd=tmp_path,
-        env=environ,
-        capture_output=True,
-        text=True,
-        timeout=380,
-        check=False,
-    )
+    try:
+        done = subprocess.run(
+            ["bash", "-euxo", "pipefail", "-c", script],
+            cwd=tmp_path,
+            env=environ,
+            capture_output=True,
+            text=True,
+            timeout=380,
+            check=False,
+        )
+    finally:
+        end(Home(tmp_path / "phalanx-home"), deadline_s=60)  # what a block that failed left running
     assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-4000:]}"
