@@ -105,7 +105,7 @@ def long_monitor(tmp_path_factory):
         columns[name] = 1 + loss / 10
     summary = Summary(LONG_JOB, train_pb.JOB_STATE_RUNNING, LONG, 2 * LONG, attempt=1)
     run = StoredRun(summary, 0, {1: AttemptFacts(1, last_step=LONG)}, {})
-    with closing(MonitorStore.open(f"sqlite:///{folder}/monitor.sqlite")) as store:
+    with closing(MonitorStore(f"sqlite:///{folder}/monitor.sqlite")) as store:
         store.save(Position(), [RunChange(run, 0, pieces_of(rows_from(columns, LONG)))])
     with running_monitor(folder) as running:
         yield running

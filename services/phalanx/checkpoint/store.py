@@ -9,28 +9,22 @@ attempt commits a later step or ends), and the answers by which repeated request
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import sqlalchemy as sql
-from alembic import command
-from alembic.config import Config
-from sqlalchemy import event
-from sqlalchemy.engine import Connection, Engine
+from sqlalchemy.engine import Connection
 
-from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.database import SqlDatabase
 from phalanx.lineage import CheckpointRef
 from phalanx.lineage.registry import JobName
 
 BEGUN: Final = "begun"
 ABORTED: Final = "aborted"
-BUSY_TIMEOUT_S, LONGEST_ID = 30.0, 200
-_WRITES: Final = "phalanx_writes"
+LONGEST_ID = 200
 _MIGRATIONS = Path(__file__).parent / "migrations"
 
 _METADATA = sql.MetaData()
@@ -90,38 +84,36 @@ class Database:
     """
 
     def __init__(self, url: str, storage: str = "") -> None:
-        self._engine = _engine(url)
-        self._lock = threading.Lock()
-        with self._writing() as connection:
-            _migrate(connection)
+        self._database = SqlDatabase(url, _MIGRATIONS, "checkpoint_schema_version", is_durable=True)
+        with self._database.writing() as connection:
             _adopt(connection, storage)
 
     def close(self) -> None:
         """Ends its connections."""
-        self._engine.dispose()
+        self._database.close()
 
     def set_save(self, job: JobName, ref: CheckpointRef, state: Literal["begun", "aborted"]) -> None:
         """The save is begun, or given up."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             connection.execute(sql.delete(SAVES).where(_is(SAVES, job, ref)))
             connection.execute(sql.insert(SAVES).values(**_values(job, ref), state=state))
 
     def saves(self, job: JobName) -> dict[CheckpointRef, str]:
         """The saves of a job that were begun or given up and not committed, with their state."""
         query = sql.select(SAVES.c.attempt, SAVES.c.step, SAVES.c.state).where(_of(SAVES, job))
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             return {CheckpointRef(row.attempt, row.step): row.state for row in connection.execute(query)}
 
     def forget_saves(self, job: JobName, refs: Iterable[CheckpointRef]) -> None:
         """Nothing is to be remembered of these: they are committed, or of an attempt that is over."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             for ref in refs:
                 connection.execute(sql.delete(SAVES).where(_is(SAVES, job, ref)))
 
     def note(self, job: JobName, ref: CheckpointRef, num_bytes: int, world_size: int, now: datetime) -> Entry:
         """The checkpoint exists: adds it to the catalog, if it is not there, and returns its entry."""
         values = {"num_bytes": num_bytes, "world_size": world_size, "created_us": int(now.timestamp() * 1_000_000)}
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             known = connection.execute(sql.select(CATALOG).where(_is(CATALOG, job, ref))).first()
             if known is None:
                 connection.execute(sql.insert(CATALOG).values(**_values(job, ref), **values))
@@ -130,19 +122,19 @@ class Database:
 
     def catalog(self, job: JobName) -> dict[CheckpointRef, Entry]:
         """What is known of a job's checkpoints."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(sql.select(CATALOG).where(_of(CATALOG, job)))
             return {CheckpointRef(row.attempt, row.step): _entry(row) for row in rows}
 
     def drop(self, job: JobName, refs: Iterable[CheckpointRef]) -> None:
         """These checkpoints are gone."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             for ref in refs:
                 connection.execute(sql.delete(CATALOG).where(_is(CATALOG, job, ref)))
 
     def asked(self, request_id: str) -> Asked | None:
         """What is known of a request that was seen before."""
-        with self._reading() as connection:
+        with self._database.reading() as connection:
             known = connection.execute(sql.select(REQUESTS).where(REQUESTS.c.request_id == request_id)).first()
         if known is None:
             return None
@@ -150,7 +142,7 @@ class Database:
 
     def ask(self, request_id: str, asked: Mapping[str, Any]) -> None:
         """Remembers a request before it is acted upon; the first to come counts."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             query = sql.select(REQUESTS.c.request_id).where(REQUESTS.c.request_id == request_id)
             if connection.execute(query).first() is None:
                 text = json.dumps(asked, sort_keys=True)
@@ -158,55 +150,9 @@ class Database:
 
     def answer(self, request_id: str, answer: Mapping[str, Any]) -> None:
         """The answer that the same request gets again."""
-        with self._writing() as connection:
+        with self._database.writing() as connection:
             query = sql.update(REQUESTS).where(REQUESTS.c.request_id == request_id)
             connection.execute(query.values(answer=json.dumps(answer)))
-
-    @contextmanager
-    def _reading(self) -> Iterator[Connection]:
-        with _telling(), self._engine.begin() as connection:
-            yield connection
-
-    @contextmanager
-    def _writing(self) -> Iterator[Connection]:
-        with _telling(), self._lock, self._engine.execution_options(**{_WRITES: True}).begin() as connection:
-            yield connection
-
-
-@contextmanager
-def _telling() -> Iterator[None]:
-    try:
-        yield
-    except sql.exc.SQLAlchemyError as error:
-        raise OutsideError(f"the checkpoint service's database failed: {error}") from error
-
-
-def _engine(url: str) -> Engine:
-    try:
-        engine = sql.create_engine(url, pool_pre_ping=True)
-    except (sql.exc.ArgumentError, ImportError) as error:
-        raise PhalanxError(
-            "database.url",
-            expected=f"sqlite:///FILE, or postgresql+psycopg://... with the extra phalanx[postgres] ({error})",
-            remedy="correct it in the service's file",
-        ) from error
-    if engine.dialect.name == "sqlite":
-        event.listen(engine, "connect", _prepare_sqlite)
-        event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _prepare_sqlite(connection: Any, _: object) -> None:
-    """The driver begins no transaction by itself: `_begin_sqlite` does, so that a migration is one, tables included."""
-    connection.isolation_level = None
-    for pragma in ("journal_mode=WAL", "synchronous=FULL", f"busy_timeout={int(BUSY_TIMEOUT_S * 1000)}"):
-        connection.execute(f"PRAGMA {pragma}").close()
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    """Who writes waits for other writers at once, not half-way."""
-    writes = connection.get_execution_options().get(_WRITES, False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
 def _adopt(connection: Connection, storage: str) -> None:
@@ -214,13 +160,6 @@ def _adopt(connection: Connection, storage: str) -> None:
         for table in (SAVES, CATALOG, REQUESTS, SOURCE):
             connection.execute(sql.delete(table))
         connection.execute(sql.insert(SOURCE).values(url=storage))
-
-
-def _migrate(connection: Connection) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
-    config.attributes["connection"] = connection
-    command.upgrade(config, "head")
 
 
 def _values(job: JobName, ref: CheckpointRef) -> dict[str, Any]:

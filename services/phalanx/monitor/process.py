@@ -108,7 +108,7 @@ def running(config: ServiceConfig) -> Iterator[Running]:
     """The service, started, until the block is left. Raises PhalanxError for what the user must change."""
     options = config.option_table(Options)
     with ExitStack() as ending:
-        store = MonitorStore.open(_database_url(config))
+        store = MonitorStore(_database_url(config))
         ending.callback(store.close)
         clock = AttentiveClock()
         board = Board(store, clock, lambda: saver.wake())

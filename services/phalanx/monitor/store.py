@@ -11,16 +11,14 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from sqlalchemy.exc import DBAPIError
 
 from phalanx.api.agent.v1 import record_pb2 as record_pb
 from phalanx.api.train.v1 import train_service_pb2 as train_pb
-from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.database import SqlDatabase
 from phalanx.monitor.attempts import AttemptFacts
 from phalanx.monitor.curve import Rows, rows_of
 from phalanx.monitor.incident import Incident
@@ -31,7 +29,7 @@ from phalanx.monitor.tables import EVENTS, FIGURES, GPU_FAULTS, INCIDENTS, PIECE
 
 _CURSOR, _BOOT = "cursor", "boot"
 _BOOTS_SINCE_S = 1_767_225_600  # 2026-01-01
-_BUSY_S = 15
+_MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,35 +66,13 @@ class RunChange:
 class MonitorStore:
     """One database by its SQLAlchemy URL. Every method raises OutsideError when the database does not answer."""
 
-    def __init__(self, engine: sa.Engine) -> None:
-        self._engine = engine
-
-    @staticmethod
-    def open(url: str) -> MonitorStore:
-        """Connects and brings the tables up to date. Raises PhalanxError for a URL that is none, OutsideError for a
-        database that cannot be reached.
-        """
-        try:
-            engine = sa.create_engine(url, pool_pre_ping=True, connect_args=_arguments(url))
-        except (sa.exc.ArgumentError, ImportError) as error:
-            raise PhalanxError(
-                "database.url",
-                expected=f"a URL of SQLAlchemy ({error})",
-                remedy="name a database such as sqlite:////path/monitor.sqlite",
-            ) from error
-        if engine.dialect.name == "sqlite":
-            sa.event.listen(engine, "connect", _quicken)
-        store = MonitorStore(engine)
-        with store._answering(), engine.begin() as connection:
-            config = Config()
-            config.set_main_option("script_location", "phalanx.monitor:migrations")
-            config.attributes["connection"] = connection
-            command.upgrade(config, "head")
-        return store
+    def __init__(self, url: str) -> None:
+        """Connects and brings the tables up to date. Raises PhalanxError for a URL that is none."""
+        self._database = SqlDatabase(url, _MIGRATIONS, "monitor_schema_version")
 
     def close(self) -> None:
         """Lets go of the connections."""
-        self._engine.dispose()
+        self._database.close()
 
     # Runs.
 
@@ -104,7 +80,7 @@ class MonitorStore:
         """A number greater than that of every earlier start of this monitor; with a new database it begins at the
         minutes since 2026, so that it is greater than those of a database that was lost.
         """
-        with self._answering(), self._engine.begin() as connection:
+        with self._database.writing() as connection:
             row = connection.execute(sa.select(FIGURES.c.number).where(FIGURES.c.name == _BOOT)).first()
             boot = row.number + 1 if row else max(1, int(time.time() - _BOOTS_SINCE_S) // 60)
             _replace(connection, FIGURES, {"name": _BOOT}, {"text": "", "number": boot})
@@ -112,13 +88,13 @@ class MonitorStore:
 
     def position(self) -> Position:
         """How far the records were read."""
-        with self._answering(), self._engine.connect() as connection:
+        with self._database.reading() as connection:
             row = connection.execute(sa.select(FIGURES).where(FIGURES.c.name == _CURSOR)).first()
         return Position(row.text, row.number) if row else Position()
 
     def runs(self) -> list[StoredRun]:
         """All runs, those heard last first, without their steps."""
-        with self._answering(), self._engine.connect() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(sa.select(RUNS).order_by(RUNS.c.heard.desc())).all()
             events: dict[str, list[train_pb.JobEvent]] = {}
             for job, data in connection.execute(sa.select(EVENTS.c.job, EVENTS.c.data).order_by(EVENTS.c.revision)):
@@ -131,7 +107,7 @@ class MonitorStore:
     def curve(self, job: str) -> Rows:
         """The steps of a run."""
         chosen = sa.select(PIECES.c.data).where(PIECES.c.job == job).order_by(PIECES.c.number)
-        with self._answering(), self._engine.connect() as connection:
+        with self._database.reading() as connection:
             return rows_of(connection.execute(chosen).scalars())
 
     def save(
@@ -140,7 +116,7 @@ class MonitorStore:
         """What was read, what was found in it, and how far that was: all of it or nothing. incidents: each with whether
         nobody needs to be told of it; those that are there already stay as they are. The number of new ones.
         """
-        with self._answering(), self._engine.begin() as connection:
+        with self._database.writing() as connection:
             heard = time.time_ns()
             for change in changes:
                 _save_run(connection, change, heard)
@@ -150,7 +126,7 @@ class MonitorStore:
 
     def prune(self, max_runs: int) -> list[str]:
         """Removes the measurements of all but the `max_runs` runs heard last; their names. Incidents stay."""
-        with self._answering(), self._engine.begin() as connection:
+        with self._database.writing() as connection:
             old = list(
                 connection.execute(sa.select(RUNS.c.job).order_by(RUNS.c.heard.desc()).offset(max_runs)).scalars()
             )
@@ -164,12 +140,12 @@ class MonitorStore:
     def set_outcome(self, incident: Incident) -> None:
         """Keeps what came of it."""
         values = {"action": incident.action.value, "outcome": incident.outcome, "is_reported": incident.is_reported}
-        with self._answering(), self._engine.begin() as connection:
+        with self._database.writing() as connection:
             connection.execute(sa.update(INCIDENTS).where(INCIDENTS.c.id == incident.id).values(**values))
 
     def set_alerted(self, incident_id: str) -> None:
         """People were told."""
-        with self._answering(), self._engine.begin() as connection:
+        with self._database.writing() as connection:
             connection.execute(sa.update(INCIDENTS).where(INCIDENTS.c.id == incident_id).values(is_alerted=True))
 
     def incidents(self, job: str = "") -> list[Incident]:
@@ -189,43 +165,18 @@ class MonitorStore:
 
     def fault_counts(self) -> dict[str, FaultCounts]:
         """What was last seen of each GPU's faults."""
-        with self._answering(), self._engine.connect() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(sa.select(GPU_FAULTS)).all()
         return {row.gpu: FaultCounts(row.xid, row.ecc_uncorrectable) for row in rows}
 
     def set_fault_counts(self, gpu: str, counts: FaultCounts) -> None:
         """Keeps them."""
-        with self._answering(), self._engine.begin() as connection:
+        with self._database.writing() as connection:
             _replace(connection, GPU_FAULTS, {"gpu": gpu}, asdict(counts))
 
     def _incidents(self, chosen: sa.Select[Any]) -> list[Incident]:
-        with self._answering(), self._engine.connect() as connection:
+        with self._database.reading() as connection:
             return [_incident(row) for row in connection.execute(chosen)]
-
-    def _answering(self) -> _Answering:
-        return _Answering()
-
-
-class _Answering:
-    """What the database driver raises, as an error of ours."""
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, DBAPIError):
-            raise OutsideError(f"the monitor's database does not answer: {error.orig}") from error
-
-
-def _arguments(url: str) -> dict[str, Any]:
-    return {"timeout": _BUSY_S, "check_same_thread": False} if url.startswith("sqlite") else {}
-
-
-def _quicken(connection: Any, _: object) -> None:
-    cursor = connection.cursor()
-    cursor.execute("PRAGMA journal_mode=WAL")
-    cursor.execute("PRAGMA synchronous=NORMAL")
-    cursor.close()
 
 
 def _replace(connection: sa.Connection, table: sa.Table, key: Mapping[str, Any], values: Mapping[str, Any]) -> None:

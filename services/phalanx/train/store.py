@@ -5,18 +5,15 @@ SQLite or PostgreSQL by URL; alembic brings it to the newest schema when it is o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
-from alembic import command
-from alembic.config import Config
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import IntegrityError
 
-from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.core.errors import OutsideError
+from phalanx.database import SqlDatabase
 from phalanx.lineage.documents import decode_document, encode_document
 from phalanx.lineage.events import JobEvent
 from phalanx.lineage.registry import JobName, RegisteredJob
@@ -49,18 +46,16 @@ class JobStore:
     """
 
     def __init__(self, url: str, source: str) -> None:
-        self._engine = _engine(url)
-        with self._telling():
-            _migrate(self._engine)
+        self._database = SqlDatabase(url, _MIGRATIONS, "train_schema_version")
         self._adopt(source)
 
     def close(self) -> None:
         """Ends the connections."""
-        self._engine.dispose()
+        self._database.close()
 
     def jobs(self) -> tuple[RegisteredJob, ...]:
         """All registered jobs that are in it, by name."""
-        with self._begin() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(sa.select(JOBS.c.body).order_by(JOBS.c.project, JOBS.c.uid)).scalars().all()
         return tuple(decode_document(RegisteredJob, "row of jobs", body.encode()) for body in rows)
 
@@ -77,25 +72,25 @@ class JobStore:
     def events(self, name: JobName, after: int = 0, limit: int | None = None) -> tuple[JobEvent, ...]:
         """The events of a job behind a number, in order."""
         query = sa.select(EVENTS.c.number, EVENTS.c.body).where(*_of(EVENTS, name), EVENTS.c.number > after)
-        with self._begin() as connection:
+        with self._database.reading() as connection:
             rows = connection.execute(query.order_by(EVENTS.c.number).limit(limit)).all()
         return tuple(decode_document(JobEvent, f"event {row.number} of {name}", row.body.encode()) for row in rows)
 
     def forget(self, name: JobName) -> None:
         """Takes a job and its events out."""
-        with self._begin() as connection:
+        with self._database.writing() as connection:
             connection.execute(sa.delete(EVENTS).where(*_of(EVENTS, name)))
             connection.execute(sa.delete(JOBS).where(*_of(JOBS, name)))
 
     def dump(self) -> tuple[tuple[tuple[Any, ...], ...], ...]:
         """Every row of jobs and events, to compare two databases."""
-        with self._begin() as connection:
+        with self._database.reading() as connection:
             jobs = connection.execute(sa.select(JOBS).order_by(*JOBS.primary_key.columns)).all()
             events = connection.execute(sa.select(EVENTS).order_by(*EVENTS.primary_key.columns)).all()
         return tuple(map(tuple, jobs)), tuple(map(tuple, events))
 
     def _adopt(self, source: str) -> None:
-        with self._begin() as connection:
+        with self._database.writing() as connection:
             known = connection.execute(sa.select(SOURCE.c.url)).scalars().all()
             if known != [source]:
                 for table in (EVENTS, JOBS, SOURCE):
@@ -104,24 +99,11 @@ class JobStore:
 
     def _insert(self, table: sa.Table, row: Mapping[str, object]) -> None:
         try:
-            with self._begin() as connection:
+            with self._database.writing() as connection:
                 connection.execute(sa.insert(table).values(**row))
         except OutsideError as error:
             if not isinstance(error.__cause__, IntegrityError):
                 raise
-
-    @contextmanager
-    def _begin(self) -> Iterator[sa.Connection]:
-        with self._telling(), self._engine.begin() as connection:
-            yield connection
-
-    @contextmanager
-    def _telling(self) -> Iterator[None]:
-        try:
-            yield
-        except SQLAlchemyError as error:
-            where = self._engine.url.render_as_string(hide_password=True)
-            raise OutsideError(f"database {where} failed: {_first_line(error)}") from error
 
 
 def _body(event: JobEvent) -> str:
@@ -130,37 +112,3 @@ def _body(event: JobEvent) -> str:
 
 def _of(table: sa.Table, name: JobName) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
     return (table.c.project == name.project, table.c.uid == name.uid)
-
-
-def _engine(url: str) -> sa.Engine:
-    try:
-        parsed = make_url(url)
-        engine = sa.create_engine(parsed, pool_pre_ping=True)
-    except (ArgumentError, NoSuchModuleError, ImportError) as error:
-        raise PhalanxError(
-            "database.url",
-            expected=f"sqlite:///FILE or postgresql+psycopg://HOST/NAME ({_first_line(error)})",
-            remedy="correct the configuration of the train service",
-        ) from error
-    if engine.dialect.name == "sqlite":
-        sa.event.listen(engine, "connect", _set_up_sqlite)
-    return engine
-
-
-def _set_up_sqlite(connection: Any, _record: object) -> None:
-    """Readers never wait for a writer, and a writer waits for another."""
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000"):
-        connection.execute(f"PRAGMA {pragma}")
-
-
-def _migrate(engine: sa.Engine) -> None:
-    config = Config()
-    config.set_main_option("script_location", str(_MIGRATIONS))
-    with engine.begin() as connection:
-        config.attributes["connection"] = connection
-        upgrade: Callable[[Config, str], None] = command.upgrade
-        upgrade(config, "head")
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -115,7 +115,7 @@ def test_database_remembers_saves_entries_and_requests_across_openings(tmp_path)
 
 
 def test_database_that_fails_is_an_outside_error_and_a_wrong_url_the_users(tmp_path):
-    with pytest.raises(OutsideError, match="database failed"):
+    with pytest.raises(OutsideError, match=r"database sqlite:.*unable to open"):
         Database(f"sqlite:///{tmp_path / 'no' / 'folder' / 'x.sqlite'}")
     with pytest.raises(PhalanxError, match=r"database\.url"):
         Database("nonsense")

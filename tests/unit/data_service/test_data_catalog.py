@@ -334,41 +334,6 @@ def test_database_row_that_was_damaged_is_told(place):
         catalog.versions("web")
 
 
-def test_migrations_make_the_schema_that_the_code_knows(place):
-    from alembic.autogenerate import compare_metadata
-    from alembic.migration import MigrationContext
-
-    from phalanx.data.store import METADATA
-
-    place.database("one").close()
-    place.database("one").close()
-    engine = sa.create_engine(f"sqlite:///{place.folder}/one.sqlite")
-    with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": "data_schema_version"})
-        assert [d for d in compare_metadata(context, METADATA) if "data_schema_version" not in repr(d)] == []
-    engine.dispose()
-
-
-def test_migration_that_is_killed_half_way_leaves_nothing_behind(place, monkeypatch):
-    """SQLite would keep each table that was made; the next start must not find half a schema."""
-    from phalanx.data import store
-
-    upgrade = store.command.upgrade
-
-    def killed(*arguments):
-        upgrade(*arguments)
-        raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(store.command, "upgrade", killed)
-        with pytest.raises(Killed):
-            place.database("one")
-    engine = sa.create_engine(f"sqlite:///{place.folder}/one.sqlite")
-    assert sa.inspect(engine).get_table_names() == []
-    engine.dispose()
-    assert everything(place.open(database="one")) == {}
-
-
 def test_services_that_open_one_database_at_once_both_get_it(place):
     with ThreadPoolExecutor(6) as pool:
         for database in pool.map(lambda _: place.database("one"), range(6)):

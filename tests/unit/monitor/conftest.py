@@ -21,7 +21,7 @@ class Monitor:
         self.again()
 
     def again(self) -> Monitor:
-        self.store = MonitorStore.open(self.url)
+        self.store = MonitorStore(self.url)
         self.board = Board(self.store, AttentiveClock())
         self.gpus = GpuBoard(self.store)
         self.view = View(self.board, self.gpus, self.store)

@@ -1,0 +1,1 @@
+"""What alembic runs; see `phalanx.database.sql`."""

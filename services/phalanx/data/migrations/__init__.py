@@ -1,1 +1,0 @@
-"""The database's schema, version by version; applied when the service opens it."""

@@ -1,1 +1,0 @@
-"""Schema of the train service's database, by alembic."""
