@@ -64,6 +64,11 @@ class Server:
         self._health, self._services, self._metrics_server = health_of, services, metrics_server
         self._handshakes = handshakes
 
+    @property
+    def where(self) -> str:
+        """Its addresses in words, for the log."""
+        return f"{self.address}, metrics at {self.metrics_address or 'none'}"
+
     def set_serving(self, is_serving: bool, service: str | None = None) -> None:
         """Tells health of one service by its full name, or of all."""
         status = health_pb2.HealthCheckResponse.SERVING if is_serving else health_pb2.HealthCheckResponse.NOT_SERVING

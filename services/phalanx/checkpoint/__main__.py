@@ -2,43 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
-import logging
-import signal
 import sys
 import threading
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from phalanx.checkpoint.run import running
-from phalanx.core.errors import OutsideError, PhalanxError
-from phalanx.rpc import read_service
-
-USER_ERROR, FAILED = 2, 1
-_LOG = logging.getLogger("phalanx.checkpoint")
+from phalanx.rpc import ServiceConfig
+from phalanx.rpc.process import run_service
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Serves; the exit code is 2 for what a user must change, 1 for what failed outside."""
-    parser = argparse.ArgumentParser(prog="python -m phalanx.checkpoint", description=__doc__)
-    parser.add_argument("--config", type=Path, required=True, help="the service's file, as `phalanx up` writes it")
-    given = parser.parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    try:
-        with running(read_service(given.config)) as server:
-            _LOG.info("serving at %s, metrics at %s", server.address, server.metrics_address or "none")
-            ended.wait()
-    except PhalanxError as error:
-        sys.stderr.write("".join(f"phalanx: {line}\n" for line in str(error).splitlines()))
-        return USER_ERROR
-    except OutsideError as error:
-        sys.stderr.write(f"phalanx: {error}\n")
-        return FAILED
-    return 0
+@contextmanager
+def serving(config: ServiceConfig, ended: threading.Event) -> Iterator[str]:
+    """The service, started."""
+    with running(config) as server:
+        yield server.where
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_service("checkpoint", serving))

@@ -11,7 +11,8 @@ import sys
 from pathlib import Path
 
 from phalanx.lineage.events import EventLog, JobEvent
-from phalanx.train.__main__ import main
+from phalanx.rpc.process import run_service
+from phalanx.train.__main__ import serving
 
 
 def mark(folder: Path, number: int) -> bool:
@@ -40,4 +41,4 @@ def die_at_events(folder: Path, moment: str) -> None:
 
 if __name__ == "__main__":
     die_at_events(Path(sys.argv[1]), sys.argv[2])
-    sys.exit(main(sys.argv[3:]))
+    sys.exit(run_service("train", serving, sys.argv[3:]))
