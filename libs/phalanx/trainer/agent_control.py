@@ -31,7 +31,6 @@ from phalanx.trainer.orders import OrderBox
 if TYPE_CHECKING:
     from phalanx.api.agent.v1 import rank_service_pb2 as pb
     from phalanx.api.agent.v1.rank_service_pb2_grpc import RankServiceStub
-    from phalanx.api.checkpoint.v1 import checkpoint_service_pb2 as checkpoint_pb
     from phalanx.api.data.v1 import data_service_pb2 as data_pb
 
 IDEMPOTENT = ("Open", "Renew", "RefuseParent", "ReportShardDamage", "Commit")
@@ -117,8 +116,9 @@ class Agent:
 
     def commit(self, manifest: Manifest, deadline_s: float) -> None:
         from phalanx.api.agent.v1 import rank_service_pb2 as pb
+        from phalanx.snapshot.draft_message import draft_message
 
-        self.call("Commit", pb.CommitRequest(job=self.place.job, draft=draft_of(manifest)), deadline_s)
+        self.call("Commit", pb.CommitRequest(job=self.place.job, draft=draft_message(manifest)), deadline_s)
 
     def orders(self, stop: threading.Event) -> Iterator[tuple[int, Orders]]:
         """Number and meaning of each order of the attempt, once and in order, through broken connections, until `stop`.
@@ -160,25 +160,6 @@ def refused_by_newer() -> Iterator[None]:
         yield
     except errors.Superseded as error:
         raise Superseded(error.where, value=error.value, expected=error.expected, remedy=error.remedy) from error
-
-
-def draft_of(manifest: Manifest) -> checkpoint_pb.ManifestDraft:
-    """What the checkpoint service is told of a checkpoint; the parts it reads itself."""
-    from phalanx.api.checkpoint.v1 import checkpoint_service_pb2 as checkpoint_pb
-
-    scalars = manifest.schedule
-    return checkpoint_pb.ManifestDraft(
-        ref=checkpoint_pb.CheckpointRef(attempt=manifest.attempt, step=manifest.step),
-        world_size=manifest.world_size,
-        identity_digest=manifest.identity_digest,
-        placement_digest=manifest.placement_digest,
-        code_digest=manifest.code_digest,
-        journal_digest=manifest.journal_digest,
-        loader_step=manifest.loader.step,
-        loader_position=manifest.loader.position,
-        integers={name: value for name, value in scalars.items() if isinstance(value, int)},
-        reals={name: value for name, value in scalars.items() if not isinstance(value, int)},
-    )
 
 
 def plan_of(plan: data_pb.ReadingPlan) -> Plan:

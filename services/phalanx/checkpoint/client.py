@@ -18,6 +18,7 @@ from phalanx.checkpoint.retention import Decision
 from phalanx.checkpoint.wire import Progress
 from phalanx.lineage import CheckpointRef, Manifest
 from phalanx.rpc import Channel, ClientConfig, Credentials, connect, connect_client
+from phalanx.snapshot.draft_message import draft_message
 
 __all__ = [
     "CheckpointClient",
@@ -83,7 +84,7 @@ class CheckpointClient:
         """Returns when the checkpoint exists; raises Superseded, Unavailable where parts did not come in time."""
         allowed = Duration()
         allowed.FromNanoseconds(int(deadline_s * 1e9))
-        request = pb.CommitCheckpointRequest(job=job, draft=wire.to_draft(draft), deadline=allowed)
+        request = pb.CommitCheckpointRequest(job=job, draft=draft_message(draft), deadline=allowed)
         return wire.from_view(self._stub.CommitCheckpoint(request, timeout=deadline_s + MARGIN_S).checkpoint)
 
     def abort(self, job: str, ref: CheckpointRef, *, timeout_s: float | None = None) -> None:

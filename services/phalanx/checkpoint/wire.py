@@ -14,8 +14,9 @@ from phalanx.checkpoint.collection import Removal, Report
 from phalanx.checkpoint.names import checkpoint_name
 from phalanx.checkpoint.retention import Decision
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage import CheckpointRef, LoaderState, Manifest
+from phalanx.lineage import CheckpointRef, Manifest
 from phalanx.lineage.registry import JobName
+from phalanx.snapshot.draft_message import draft_of
 from phalanx.snapshot.verify import Damage
 
 STATES = {
@@ -54,43 +55,14 @@ def from_ref(message: pb.CheckpointRef) -> CheckpointRef:
     return CheckpointRef(message.attempt, message.step)
 
 
-def to_draft(draft: Manifest) -> pb.ManifestDraft:
-    """What a rank knows of a manifest, as a message."""
-    whole = {key: value for key, value in draft.schedule.items() if isinstance(value, int)}
-    return pb.ManifestDraft(
-        ref=to_ref(draft.ref),
-        world_size=draft.world_size,
-        identity_digest=draft.identity_digest,
-        placement_digest=draft.placement_digest,
-        code_digest=draft.code_digest,
-        journal_digest=draft.journal_digest,
-        loader_step=draft.loader.step,
-        loader_position=draft.loader.position,
-        integers=whole,
-        reals={key: value for key, value in draft.schedule.items() if key not in whole},
-    )
-
-
 def from_draft(message: pb.ManifestDraft) -> Manifest:
     """The draft of a manifest; its parts and records come from storage."""
-    ref = from_ref(message.ref)
+    from_ref(message.ref)
     if not 1 <= message.world_size <= _LARGEST:
         raise PhalanxError(
             "draft.world_size", value=message.world_size, expected="at least 1 rank", remedy="name the world's size"
         )
-    return Manifest(
-        attempt=ref.attempt,
-        step=ref.step,
-        world_size=message.world_size,
-        identity_digest=message.identity_digest,
-        placement_digest=message.placement_digest,
-        code_digest=message.code_digest,
-        journal_digest=message.journal_digest,
-        loader=LoaderState(message.loader_step, message.loader_position),
-        schedule={**message.integers, **message.reals},
-        records=(),
-        parts=(),
-    )
+    return draft_of(message)
 
 
 def to_view(job: JobName, view: View) -> pb.Checkpoint:

@@ -10,21 +10,20 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from datetime import datetime
 
 import numpy as np
 
-from phalanx.api.agent.v1 import record_pb2 as record_pb
 from phalanx.api.train.v1 import train_service_pb2 as train_pb
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import DamagedObject, Lineage, StepRows, keys
-from phalanx.lineage.events import Cause, EventLog, JobEvent
+from phalanx.lineage.events import EventLog
 from phalanx.lineage.registry import JobName, RegisteredJob, Registry
 from phalanx.monitor.attempts import AttemptFacts, layout_words
 from phalanx.monitor.board import Board
 from phalanx.monitor.curve import Rows, rows_from
 from phalanx.monitor.reporter import Worker
 from phalanx.monitor.rules import Policy
+from phalanx.train.client import event_message
 
 LOG = logging.getLogger(__name__)
 MAX_OBJECTS = 2000
@@ -192,37 +191,4 @@ def attempt_facts(lineage: Lineage) -> tuple[AttemptFacts, ...]:
             layout_words(attempt.placement),
         )
         for attempt in lineage.attempts()
-    )
-
-
-def event_message(event: JobEvent) -> train_pb.JobEvent:
-    """An event of storage as the contract tells it."""
-    message = train_pb.JobEvent(
-        revision=event.number,
-        type=train_pb.JobEventType.Value(f"JOB_EVENT_TYPE_{event.type.value.upper()}"),
-        state=train_pb.JobState.Value(f"JOB_STATE_{event.state.value.upper()}"),
-        attempt=event.attempt,
-        step=event.step,
-        actor=event.actor,
-        request_id=event.request_id,
-        cause=None if event.cause is None else _cause(event.cause),
-        message=event.message,
-        placement=[train_pb.Assignment(node_id=each.node_id, ranks=each.ranks) for each in event.placement],
-    )
-    message.time.FromDatetime(datetime.fromisoformat(event.time))
-    return message
-
-
-def _cause(cause: Cause) -> record_pb.Cause:
-    name = f"CAUSE_KIND_{cause.kind.upper()}"
-    is_known = name in record_pb.CauseKind.DESCRIPTOR.values_by_name
-    return record_pb.Cause(
-        kind=record_pb.CauseKind.Value(name) if is_known else record_pb.CAUSE_KIND_UNSPECIFIED,
-        rank=cause.rank,
-        message=cause.message,
-        where=cause.where,
-        detail=cause.detail,
-        signal=cause.signal,
-        exit_code=cause.exit_code,
-        node_id=cause.node_id,
     )

@@ -27,7 +27,7 @@ from phalanx.train.values import (
     Origin,
     Submitted,
 )
-from phalanx.train.wire import event_of, job_of, node_of, state_message
+from phalanx.train.wire import event_message, event_of, job_of, node_of, state_message
 
 __all__ = [
     "Assignment",
@@ -45,6 +45,7 @@ __all__ = [
     "Submitted",
     "TrainClient",
     "connect_train",
+    "event_message",
 ]
 
 SERVICE: Final = "train"

@@ -13,35 +13,19 @@ from phalanx.api.agent.v1 import rank_service_pb2 as pb
 from phalanx.api.agent.v1 import rank_service_pb2_grpc as pb_grpc
 from phalanx.api.checkpoint.v1 import checkpoint_service_pb2 as checkpoint_pb
 from phalanx.api.data.v1 import data_service_pb2 as data_pb
-from phalanx.lineage import CheckpointRef, Lineage, LoaderState, Manifest
+from phalanx.lineage import CheckpointRef, Lineage
 from phalanx.lineage.damage import report_damage
 from phalanx.lineage.plan import reading_plan
 from phalanx.objects import ObjectStore
 from phalanx.rpc import AGENTS, Server, Superseded, serve_unix
 from phalanx.rpc.handlers import ended
 from phalanx.snapshot.commit import commit
+from phalanx.snapshot.draft_message import draft_of
 
 JOB = "projects/default/jobs/tiny"
 METHODS = ("Open", "Renew", "RefuseParent", "ReportShardDamage", "WatchOrders", "Commit")
 ACCESS = {f"/phalanx.api.agent.v1.RankService/{method}": AGENTS for method in METHODS}
 COMMIT_DEADLINE_S = 20.0
-
-
-def manifest_of(draft: checkpoint_pb.ManifestDraft) -> Manifest:
-    """The manifest that a draft means."""
-    return Manifest(
-        attempt=draft.ref.attempt,
-        step=draft.ref.step,
-        world_size=draft.world_size,
-        identity_digest=draft.identity_digest,
-        placement_digest=draft.placement_digest,
-        code_digest=draft.code_digest,
-        journal_digest=draft.journal_digest,
-        loader=LoaderState(draft.loader_step, draft.loader_position),
-        schedule={**draft.integers, **draft.reals},
-        records=(),
-        parts=(),
-    )
 
 
 class RankServer(pb_grpc.RankServiceServicer):
@@ -136,5 +120,5 @@ class RankServer(pb_grpc.RankServiceServicer):
         draft: Any = request.draft
         self._require_newest(draft.ref.attempt)
         left_s = min(context.time_remaining() or COMMIT_DEADLINE_S, COMMIT_DEADLINE_S)
-        commit(self.lineage, self._store, manifest_of(draft), draft.world_size, left_s)
+        commit(self.lineage, self._store, draft_of(draft), draft.world_size, left_s)
         return pb.CommitResponse()

@@ -15,8 +15,9 @@ from support.jobs import prepared_corpus, write_job
 from phalanx.agent.agent import Agent
 from phalanx.api.agent.v1 import agent_service_pb2 as pb
 from phalanx.api.agent.v1 import record_pb2
-from phalanx.lineage import Lineage, LoaderState, Manifest
+from phalanx.lineage import Lineage
 from phalanx.snapshot.commit import commit
+from phalanx.snapshot.draft_message import draft_of
 from phalanx.spec import Job, load_job
 from phalanx.spec.job import plain
 from phalanx.trainer.places import job_store
@@ -82,20 +83,7 @@ def commits_of(job: Job):
     store = job_store(job)
 
     def take(draft) -> None:
-        manifest = Manifest(
-            attempt=draft.ref.attempt,
-            step=draft.ref.step,
-            world_size=draft.world_size,
-            identity_digest=draft.identity_digest,
-            placement_digest=draft.placement_digest,
-            code_digest=draft.code_digest,
-            journal_digest=draft.journal_digest,
-            loader=LoaderState(draft.loader_step, draft.loader_position),
-            schedule={**draft.integers, **draft.reals},
-            records=(),
-            parts=(),
-        )
-        commit(Lineage(store), store, manifest, draft.world_size, 60.0)
+        commit(Lineage(store), store, draft_of(draft), draft.world_size, 60.0)
 
     return take
 

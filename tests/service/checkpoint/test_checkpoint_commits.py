@@ -10,12 +10,12 @@ import pytest
 from support.checkpoints import a_draft, open_attempt, restores, save, write_parts
 
 from phalanx.api.checkpoint.v1 import checkpoint_service_pb2 as pb
-from phalanx.checkpoint import wire
 from phalanx.checkpoint.client import State
 from phalanx.core.errors import OutsideError
 from phalanx.lineage import CheckpointRef, Lineage
 from phalanx.lineage.plan import damaged_checkpoints
 from phalanx.rpc import AlreadyExists, Denied, FailedPrecondition, NotFound, Role, Superseded, TimedOut
+from phalanx.snapshot.draft_message import draft_message
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -175,7 +175,7 @@ def test_commit_goes_on_when_its_client_went_away(service, new_job):
     open_attempt(job.store())
     ref = CheckpointRef(1, 5)
     gang = service.gang(job, 1)
-    request = pb.CommitCheckpointRequest(job=str(job.name), draft=wire.to_draft(a_draft(ref)))
+    request = pb.CommitCheckpointRequest(job=str(job.name), draft=draft_message(a_draft(ref)))
     with pytest.raises(TimedOut):
         gang._stub.CommitCheckpoint(request, timeout=1)
     write_parts(job.store(), ref)
