@@ -11,6 +11,7 @@ change, OutsideError for what is broken. Each part of the cluster also has its o
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
@@ -227,11 +228,11 @@ def absolute(spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def absolute_url(url: str) -> str:
-    """`file://./x` and `file://~/x` as `file:///...`; every other URL as it is."""
+    """`file://./x`, `file://../x` and `file://~/x` as `file:///...`; every other URL as it is."""
     rest = url.removeprefix("file://")
-    if rest == url or rest.startswith("/"):
+    if rest == url or rest.partition("/")[0] not in (".", "..", "~"):
         return url
-    return f"file://{Path(rest).expanduser().absolute()}"
+    return f"file://{os.path.abspath(Path(rest).expanduser())}"  # noqa: PTH100 - links stay as the user chose them
 
 
 def _refuse_relative(overrides: Sequence[str]) -> None:

@@ -6,6 +6,7 @@ import json
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,12 @@ def watch_job(client: Client, name: str, after_revision: int, *, as_json: bool) 
 def follow_job(
     client: Client, name: str, after_revision: int, on_event: Callable[[EventView], None]
 ) -> Iterator[JobView]:
-    """Yields the job every half second, and a last time when it is over and all its events were given to `on_event`."""
+    """Yields the job every half second, and a last time when it is over and all its events were given to `on_event`.
+    A service that is away for less than a minute is waited for.
+    """
+    from phalanx.client import AWAY_S
+    from phalanx.rpc import Unavailable
+
     events: queue.SimpleQueue[EventView | Exception] = queue.SimpleQueue()
     job = client.job(name)
 
@@ -60,7 +66,7 @@ def follow_job(
             events.put(error)
 
     threading.Thread(target=listen, name="watch", daemon=True).start()
-    seen = after_revision
+    seen, heard_s = after_revision, time.monotonic()
     while True:
         try:
             item = events.get(timeout=LOOK_EVERY_S)
@@ -73,7 +79,13 @@ def follow_job(
             on_event(item)
             if not events.empty():
                 continue
-        job = client.job(name)
+        try:
+            job = client.job(name)
+        except Unavailable:  # train is being started again, say
+            if time.monotonic() - heard_s > AWAY_S:
+                raise
+            continue
+        heard_s = time.monotonic()
         yield job
         if job.is_over and seen >= job.revision:
             return

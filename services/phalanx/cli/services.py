@@ -132,16 +132,11 @@ def _up_detached(home: Path, wait_s: float, *, as_json: bool) -> int:
     """The same command without `--detach`, in a session of its own."""
     from phalanx.home.detached import start_detached, wait_ready
     from phalanx.home.layout import Home
-    from phalanx.home.state import is_held
+    from phalanx.home.state import is_held, is_up
 
     place = Home(home.absolute())
     if is_held(place):
-        raise PhalanxError(
-            "--home",
-            value=str(place.folder),
-            expected="a folder whose services are not up",
-            remedy="see `phalanx status`; `phalanx down` ends them; or choose another --home",
-        )
+        raise is_up(place)
     arguments = [each for each in sys.argv[sys.argv.index("up") + 1 :] if each not in ("--detach", "-d", "--json")]
     process = start_detached(place, arguments)
     try:

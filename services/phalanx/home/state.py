@@ -105,10 +105,15 @@ def _lock(descriptor: int, home: Home) -> None:
             if time.monotonic() < end_s:
                 time.sleep(0.05)
                 continue
-            raise PhalanxError(
-                "--home",
-                value=str(home.folder),
-                expected="a folder whose services are not up",
-                remedy="see `phalanx status`; `phalanx down` ends them; or choose another --home",
-            ) from None
+            raise is_up(home) from None
         return
+
+
+def is_up(home: Home) -> PhalanxError:
+    """What to tell whoever wants to start services where some are up."""
+    return PhalanxError(
+        "--home",
+        value=str(home.folder),
+        expected="a folder whose services are not up",
+        remedy="see `phalanx status`; `phalanx down` ends them; or choose another --home",
+    )
