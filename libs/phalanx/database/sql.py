@@ -7,6 +7,8 @@ other writers at once and not half-way; readers never wait.
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -24,6 +26,7 @@ from phalanx.core.errors import OutsideError, PhalanxError
 BUSY_TIMEOUT_S: Final = 30.0
 _SCRIPTS: Final = Path(__file__).parent / "scripts"
 _WRITES: Final = "phalanx_writes"
+_PAUSE_S: Final = 0.01
 
 
 class SqlDatabase:
@@ -87,9 +90,9 @@ def _engine(url: str, *, is_durable: bool) -> sa.Engine:
         ) from error
     if engine.dialect.name == "sqlite":
         pragmas = (
+            f"busy_timeout={int(BUSY_TIMEOUT_S * 1000)}",
             "journal_mode=WAL",
             f"synchronous={'FULL' if is_durable else 'NORMAL'}",
-            f"busy_timeout={int(BUSY_TIMEOUT_S * 1000)}",
         )
         sa.event.listen(engine, "connect", lambda connection, _: _set_up_sqlite(connection, pragmas))
         sa.event.listen(engine, "begin", _begin_sqlite)
@@ -98,8 +101,18 @@ def _engine(url: str, *, is_durable: bool) -> sa.Engine:
 
 def _set_up_sqlite(connection: Any, pragmas: tuple[str, ...]) -> None:
     connection.isolation_level = None
+    end_s = time.monotonic() + BUSY_TIMEOUT_S
     for pragma in pragmas:
-        connection.execute(f"PRAGMA {pragma}").close()
+        while True:
+            try:
+                connection.execute(f"PRAGMA {pragma}").close()
+                break
+            except sqlite3.OperationalError as error:
+                # The change of a new file to WAL does not wait by itself for others that open it at the same time.
+                is_busy = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+                if not is_busy or time.monotonic() > end_s:
+                    raise
+                time.sleep(_PAUSE_S)
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
