@@ -1,0 +1,15 @@
+"""The `phalanx data` group: text and tokens to shards, what came out, the catalog; a file for each command."""
+
+from __future__ import annotations
+
+import typer
+
+from phalanx.cli.data import ls, prepare, registering, show, trace, verify
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the `data` group to the command line."""
+    group = typer.Typer(no_args_is_help=True, help="Prepare text, and look at datasets.")
+    for command in (prepare, ls, show, verify, trace, registering):
+        command.register(group)
+    app.add_typer(group, name="data")
