@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import http.client
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,13 +17,14 @@ STALL_S = 30.0
 class Spoiler:
     """What to do with one request.
 
-    refuse: answer this status without forwarding. lose_reply: forward, then hang up. cut_body: send that many bytes of
-    the reply, then hang up. shorten: honestly answer a range of that many bytes. other_start: answer a range that
-    begins that many bytes later. stall: never answer. hold_reply: forward, then never answer.
-    drop_header: forward without this header.
+    refuse: answer this status without forwarding, with `code` as S3 writes its errors, if there is one.
+    lose_reply: forward, then hang up. cut_body: send that many bytes of the reply, then hang up.
+    shorten: honestly answer a range of that many bytes. other_start: answer a range that begins that many bytes later.
+    stall: never answer. hold_reply: forward, then never answer. drop_header: forward without this header.
     """
 
     refuse: int = 0
+    code: str = ""
     lose_reply: bool = False
     cut_body: int = -1
     shorten: int = -1
@@ -34,6 +35,7 @@ class Spoiler:
 
 
 Choose = Callable[[str, str, int], Spoiler | None]
+ChooseByHeaders = Callable[[str, str, int, Mapping[str, str]], Spoiler | None]
 
 
 def spoil_nothing(method: str, path: str, number: int) -> Spoiler | None:
@@ -42,7 +44,8 @@ def spoil_nothing(method: str, path: str, number: int) -> Spoiler | None:
 
 @dataclass
 class Proxy:
-    """Endpoint of the proxy, the requests it saw as (method, path, range header), and the test's choice of spoilers.
+    """Endpoint of the proxy, the requests it saw as (method, path, range header), and the test's choice of spoilers,
+    by the request's headers too where it needs them.
 
     mark: only requests whose path contains it are seen and spoiled, so that stragglers of another test change nothing.
     """
@@ -50,6 +53,7 @@ class Proxy:
     endpoint: str = ""
     mark: str = ""
     choose: Choose = spoil_nothing
+    choose_by_headers: ChooseByHeaders | None = None
     seen: list[tuple[str, str, str]] = field(default_factory=list)
     released: threading.Event = field(default_factory=threading.Event)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -60,14 +64,17 @@ class Proxy:
             self.released.set()
             self.released = threading.Event()
             self.mark, self.choose, self.seen = mark, spoil_nothing, []
+            self.choose_by_headers = None
 
-    def spoiler(self, method: str, path: str, ranged: str) -> tuple[Spoiler, threading.Event]:
+    def spoiler(self, method: str, path: str, headers: Mapping[str, str]) -> tuple[Spoiler, threading.Event]:
         """What to do with a request, and when a stalled one ends."""
         with self.lock:
             if self.mark not in path:
                 return Spoiler(), self.released
             number = sum(method == seen for seen, _, _ in self.seen)
-            self.seen.append((method, path, ranged))
+            self.seen.append((method, path, headers.get("range", "")))
+            if self.choose_by_headers is not None:
+                return self.choose_by_headers(method, path, number, headers) or Spoiler(), self.released
             return self.choose(method, path, number) or Spoiler(), self.released
 
 
@@ -101,13 +108,14 @@ def _handler(proxy: Proxy, upstream: str) -> type[BaseHTTPRequestHandler]:
 
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
-            spoiler, released = proxy.spoiler(self.command, self.path, self.headers.get("range", ""))
+            spoiler, released = proxy.spoiler(self.command, self.path, self.headers)
             if spoiler.stall:
                 released.wait(STALL_S)
                 self.close_connection = True
                 return
             if spoiler.refuse:
-                self._answer(spoiler.refuse, [("content-length", "0")], b"")
+                told = f"<?xml version='1.0'?><Error><Code>{spoiler.code}</Code></Error>" if spoiler.code else ""
+                self._answer(spoiler.refuse, [("content-length", str(len(told)))], told.encode())
                 return
             if "range" in self.headers:
                 start, stop = self.headers["range"].removeprefix("bytes=").split("-")

@@ -19,6 +19,10 @@ class TransientError(Exception):
     """One try failed in a way that another may not; whether the server acted on it is unknown."""
 
 
+class StaleCredentialsError(TransientError):
+    """The server calls our credentials expired: other ones may come."""
+
+
 class DeadlineError(StoreError):
     """The deadline came before an answer that counts; whether the server acted is unknown."""
 
@@ -47,11 +51,11 @@ class Deadline:
         return max(self._end_s - time.monotonic(), 0.0)
 
 
-def retry(what: str, deadline: Deadline, operation: Callable[[int], Result]) -> Result:
+def retry(what: object, deadline: Deadline, operation: Callable[[int], Result]) -> Result:
     """The result of `operation(number of the try, from 0)`, tried again after TransientError until the deadline.
 
-    Pauses grow twofold with full jitter. Raises DeadlineError, the last cause chained; other exceptions pass through at
-    once.
+    Pauses grow twofold with full jitter. Raises DeadlineError, which names `what` as it reads then, the number of tries
+    and the last cause, which is chained; other exceptions pass through at once.
     """
     number = 0
     while True:

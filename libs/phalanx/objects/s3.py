@@ -42,15 +42,24 @@ from phalanx.objects.base import (
     check_key,
     check_range,
 )
-from phalanx.objects.retry import SLOWEST_BYTES_PER_S, Deadline, DeadlineError, TransientError, retry
+from phalanx.objects.retry import (
+    SLOWEST_BYTES_PER_S,
+    Deadline,
+    DeadlineError,
+    StaleCredentialsError,
+    TransientError,
+    retry,
+)
 from phalanx.objects.s3_client import check_process, make_engine, resolve
+from phalanx.objects.s3_credentials import EXPIRED_CODES
 from phalanx.objects.s3_parts import PART_BYTES, PartsUploader, TakenError
+from phalanx.objects.s3_read import RangeRead
 
 if TYPE_CHECKING:
     from obstore.store import S3Store as Engine
 
 PARTS_ABOVE_BYTES, MAX_PUT_BYTES = 64 * 2**20, 5 * 2**30
-_CHUNK_BYTES, _COMPARE_BYTES, _LIST_PAGE = 2**18, 32 * 2**20, 1000
+_COMPARE_BYTES, _LIST_PAGE = 32 * 2**20, 1000
 _SHORTEST_TIMEOUT_S = 0.02
 _STATUS = re.compile(r"status code: (\d{3})")
 _RETRIED_STATUS = (408, 409, 425, 429)
@@ -67,6 +76,7 @@ def translated(where: str, key: str) -> Iterator[None]:
     except (AlreadyExistsError, PreconditionError) as error:
         raise TakenError(str(error)) from error
     except (PermissionDeniedError, UnauthenticatedError) as error:
+        _refuse_expired(error)
         raise StoreDenied(
             f"{where}/{key}",
             expected=f"access ({_shown(error)})",
@@ -76,6 +86,7 @@ def translated(where: str, key: str) -> Iterator[None]:
         raise StoreError(f"{where}/{key}: the server does not support this: {_shown(error)}") from error
     except (BaseError, OSError) as error:
         _refuse_missing_bucket(where, error)
+        _refuse_expired(error)
         if "redirect without LOCATION" in str(error):
             raise StoreDenied(where, expected="the bucket's own region", remedy="set region in [storage]") from error
         status = _STATUS.search(str(error))
@@ -89,6 +100,11 @@ def _refuse_missing_bucket(where: str, error: Exception) -> None:
         raise StoreDenied(
             where, expected="a bucket that exists", remedy="create the bucket or correct the URL"
         ) from error
+
+
+def _refuse_expired(error: Exception) -> None:
+    if any(code in str(error) for code in EXPIRED_CODES):
+        raise StaleCredentialsError(f"the credentials have expired: {_shown(error)}") from error
 
 
 def _shown(error: Exception) -> str:
@@ -111,6 +127,7 @@ class S3Store(ObjectStore):
         self._access = resolve(bucket, settings)
         self._first_timeout_s = deadline_s / 2  # so that a try which stalls leaves time for another
         self._engine = make_engine(self._access, self._first_timeout_s)
+        self._engine_generation = self._access.credentials.generation
         self._parts_above_bytes, self._part_bytes = parts_above_bytes, part_bytes
         self._parts_lock = threading.Lock()
         self._parts: PartsUploader | None = None
@@ -123,14 +140,34 @@ class S3Store(ObjectStore):
         """
         is_usual = num_bytes / SLOWEST_BYTES_PER_S < self._first_timeout_s <= deadline.remaining_s
         if number == 0 and is_usual:
-            return self._engine
+            return self._usual_engine()
         return make_engine(self._access, max(deadline.remaining_s, _SHORTEST_TIMEOUT_S))
+
+    def _usual_engine(self) -> Engine:
+        generation = self._access.credentials.generation
+        if generation != self._engine_generation:  # the old one would use the old credentials for some minutes more
+            self._engine, self._engine_generation = make_engine(self._access, self._first_timeout_s), generation
+        return self._engine
+
+    @contextmanager
+    def _translated(self, key: str) -> Iterator[None]:
+        """As `translated`; where the credentials are refused for their age, the next try has those of now."""
+        try:
+            with translated(self.url, key):
+                yield
+        except StaleCredentialsError:
+            self._access.credentials.renew()
+            raise
+        except StoreDenied as error:
+            if not self._access.credentials.renew_after_refusal():
+                raise
+            raise TransientError(f"the credentials were replaced: {error}") from error
 
     def _retry(self, key: str, deadline: Deadline, operation: Callable[[Engine], Any]) -> Any:
         check_process()
 
         def once(number: int) -> Any:
-            with translated(self.url, key):
+            with self._translated(key):
                 return operation(self._pick(number, deadline))
 
         return retry(f"{self.url}/{key}", deadline, once)
@@ -146,15 +183,14 @@ class S3Store(ObjectStore):
     def _read(self, key: str, offset: int, length: int | None, deadline: Deadline) -> bytes:
         if length == 0:
             return b""
-        where = f"{self.url}/{key}"
-        chunks: list[bytes] = []
+        reading = RangeRead(f"{self.url}/{key}", key, offset, length)
 
         def once(number: int) -> None:
-            with translated(self.url, key):
-                _continue_reading(where, self._pick(number, deadline, length or 0), key, offset, length, chunks)
+            with self._translated(key):
+                reading.go_on(self._pick(number, deadline, length or 0))
 
-        retry(where, deadline, once)
-        return bytes(chunks[0]) if len(chunks) == 1 else b"".join(chunks)
+        retry(reading, deadline, once)
+        return reading.data()
 
     def info(self, key: str) -> ObjectInfo:
         return ObjectInfo(key, self._num_bytes(check_key(key), Deadline(self._deadline_s)))
@@ -198,7 +234,7 @@ class S3Store(ObjectStore):
             )
 
         def put_whole(number: int) -> object:
-            with translated(self.url, key):
+            with self._translated(key):
                 return obstore.put(
                     self._pick(number, deadline, len(view)), key, view, mode="create", use_multipart=False
                 )
@@ -267,7 +303,7 @@ class S3Store(ObjectStore):
 
         def once(number: int) -> None:
             offset = max(found, default=None)
-            with translated(self.url, prefix):
+            with self._translated(prefix):
                 engine = self._pick(number, deadline)
                 for page in obstore.list(engine, folder or None, offset=offset, chunk_size=_LIST_PAGE):
                     found.update((entry["path"], entry["size"]) for entry in page)
@@ -290,29 +326,6 @@ class S3Store(ObjectStore):
             self._retry(check_key(key), Deadline(self._deadline_s), lambda engine: obstore.delete(engine, key))
         except ObjectMissing:
             return
-
-
-def _continue_reading(
-    where: str, engine: Engine, key: str, offset: int, length: int | None, chunks: list[bytes]
-) -> None:
-    """Adds to `chunks` what is missing of the bytes asked for; keeps what came when the connection breaks."""
-    start = offset + sum(map(len, chunks))
-    stop = None if length is None else offset + length
-    if stop is None and start:
-        options: obstore.GetOptions = {"range": {"offset": start}}
-    else:
-        options = {} if stop is None else {"range": (start, stop)}
-    result = obstore.get(engine, key, options=options)
-    stop = offset + check_range(where, result.meta["size"], offset, length)
-    if result.range[0] != start:
-        raise StoreError(f"{where}: the server answered with bytes from {result.range[0]} when asked from {start}")
-    for chunk in result.stream(min_chunk_size=_CHUNK_BYTES):
-        chunks.append(chunk)
-        start += len(chunk)
-    if start > stop:
-        raise StoreError(f"{where}: the server answered with more bytes than were asked for")
-    if start < stop:
-        raise TransientError(f"the answer ended {stop - start} bytes early")
 
 
 class S3Writer(ObjectWriter):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from phalanx.objects.base import StorageSettings, StoreDenied, StoreError
+from phalanx.objects.s3_credentials import Credentials
 
 if TYPE_CHECKING:
     from obstore.store import ClientConfig, S3Credential
@@ -27,14 +28,14 @@ _MAX_CONNECTIONS = 32
 
 @dataclass(frozen=True, slots=True)
 class S3Access:
-    """What botocore resolved for one bucket. session: a botocore session, which renews credentials by itself."""
+    """What botocore resolved for one bucket."""
 
     bucket: str
     endpoint: str
     region: str
     addressing: str
     ca_bundle: str | None
-    session: Any
+    credentials: Credentials
 
     @property
     def is_aws(self) -> bool:
@@ -60,20 +61,20 @@ def resolve(bucket: str, settings: StorageSettings) -> S3Access:
             f"s3://{bucket}", expected="the S3 clients to be installed", remedy="pip install 'phalanx[s3]'"
         ) from error
     try:
-        session = botocore.session.Session(profile=settings.profile)
-        session.register_component("data_loader", _definitions(session.get_config_variable("data_path")))
+        credentials = Credentials(lambda: _open_session(settings.profile))
+        session = credentials.session
         ca_bundle = settings.ca_bundle or session.get_config_variable("ca_bundle")
         client = session.create_client(
             "s3", region_name=settings.region, endpoint_url=settings.endpoint, verify=ca_bundle
         )
-        credentials = session.get_credentials()
+        found = credentials.frozen()
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise StoreDenied(
             f"s3://{bucket}",
             expected=f"usable settings ({error})",
             remedy="check [storage], the AWS variables and ~/.aws/config",
         ) from error
-    if credentials is None:
+    if found is None:
         raise StoreDenied(
             f"s3://{bucket}",
             expected="AWS credentials, found none",
@@ -88,8 +89,16 @@ def resolve(bucket: str, settings: StorageSettings) -> S3Access:
         region="us-east-1" if region in (None, "aws-global") else region,
         addressing=settings.addressing or ("path" if path_style else "virtual"),
         ca_bundle=ca_bundle,
-        session=session,
+        credentials=credentials,
     )
+
+
+def _open_session(profile: str | None) -> Any:
+    import botocore.session
+
+    session = botocore.session.Session(profile=profile)
+    session.register_component("data_loader", _definitions(session.get_config_variable("data_path")))
+    return session
 
 
 @cache
@@ -145,7 +154,7 @@ def make_engine(access: S3Access, timeout_s: float) -> Engine:
         },
         client_options=options,
         retry_config={"max_retries": 0},
-        credential_provider=_Credentials(access.session),
+        credential_provider=_CredentialProvider(access.credentials),
     )
 
 
@@ -159,14 +168,14 @@ def _read_bundle(access: S3Access) -> bytes:
         ) from error
 
 
-class _Credentials:
-    """Hands the session's credentials to obstore, which asks again when they expire."""
+class _CredentialProvider:
+    """Hands the credentials to obstore, which asks again when they expire."""
 
-    def __init__(self, session: Any) -> None:
-        self._session = session
+    def __init__(self, credentials: Credentials) -> None:
+        self._credentials = credentials
 
     def __call__(self) -> S3Credential:
-        frozen = self._session.get_credentials().get_frozen_credentials()
+        frozen = self._credentials.frozen()
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
@@ -187,7 +196,7 @@ def make_botocore(access: S3Access, timeout_s: float) -> Any:
         s3={"addressing_style": access.addressing},
         request_checksum_calculation="when_required",
     )
-    return access.session.create_client(
+    return access.credentials.session.create_client(
         "s3", region_name=access.region, endpoint_url=access.endpoint, verify=access.ca_bundle, config=config
     )
 

@@ -15,8 +15,18 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from phalanx.objects.base import TEMPORARY_SUFFIX, StoreDenied, StoreError, Upload
-from phalanx.objects.retry import Deadline, DeadlineError, TransientError, by_deadline, in_background, result_by, retry
+from phalanx.objects.retry import (
+    Deadline,
+    DeadlineError,
+    StaleCredentialsError,
+    TransientError,
+    by_deadline,
+    in_background,
+    result_by,
+    retry,
+)
 from phalanx.objects.s3_client import S3Access, make_botocore
+from phalanx.objects.s3_credentials import EXPIRED_CODES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -41,6 +51,8 @@ def translated(where: str) -> Iterator[None]:
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
         if status in (409, 412):
             raise TakenError(str(error)) from error
+        if error.response.get("Error", {}).get("Code") in EXPIRED_CODES:
+            raise StaleCredentialsError(f"the credentials have expired: {error}") from error
         if status in (401, 403):
             raise StoreDenied(
                 where, expected=f"permission to write ({error})", remedy="check the credentials and the bucket's policy"
@@ -62,11 +74,26 @@ class PartsUploader:
     def __init__(self, access: S3Access, timeout_s: float, part_bytes: int = PART_BYTES) -> None:
         self._bucket, self._where = access.bucket, f"s3://{access.bucket}"
         self._part_bytes = part_bytes
+        self._access, self._timeout_s = access, timeout_s
         self._client = make_botocore(access, timeout_s)
+        self._generation = access.credentials.generation
 
     def _request(self, operation: str, key: str, **arguments: Any) -> Any:
-        with translated(self._where):
+        with self._translated():
             return getattr(self._client, operation)(Bucket=self._bucket, Key=key, **arguments)
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """As `translated`; credentials that have expired are looked for again, and the next try has those of now."""
+        credentials = self._access.credentials
+        if credentials.generation != self._generation:
+            self._client, self._generation = make_botocore(self._access, self._timeout_s), credentials.generation
+        try:
+            with translated(self._where):
+                yield
+        except StaleCredentialsError:
+            credentials.renew()
+            raise
 
     def put(self, key: str, data: memoryview, deadline: Deadline) -> None:
         """Creates the object in one try.
@@ -129,13 +156,13 @@ class PartsUploader:
                 self._client.abort_multipart_upload(Bucket=self._bucket, Key=upload.key, UploadId=upload.upload_id)
             except ClientError as error:
                 if error.response.get("Error", {}).get("Code") != "NoSuchUpload":
-                    with translated(self._where):
+                    with self._translated():
                         raise
 
         self._retried(f"{upload.key}: dropping an upload", deadline, once)
 
     def _listed(self, prefix: str, marks: dict[str, str]) -> Any:
-        with translated(self._where):
+        with self._translated():
             return self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=prefix, **marks)
 
     def _retried(self, what: str, deadline: Deadline, act: Callable[[], Any]) -> Any:

@@ -7,7 +7,7 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -71,6 +71,40 @@ def test_read_whole_object_cut_is_continued(open_place: Open, proxy: Proxy) -> N
     store.create("k", DATA)
     proxy.choose = first("GET", Spoiler(cut_body=1_000_000))
     assert store.read("k") == DATA
+
+
+def test_read_object_replaced_between_tries_gives_one_version_whole(
+    open_place: Open, proxy: Proxy, ministack: str
+) -> None:
+    store, direct = open_place(proxy.endpoint), open_place(ministack)
+    direct.create("k", DATA)
+    other = DATA[::-1]
+
+    def replace_then_cut(method: str, path: str, number: int) -> Spoiler | None:
+        if method != "GET" or number > 1:
+            return None
+        if number == 1:
+            direct.delete("k")
+            direct.create("k", other)
+        return Spoiler(cut_body=1_000_000)
+
+    proxy.choose = replace_then_cut
+    assert store.read("k", 500_000, 2_400_000) == other[500_000:2_900_000]
+
+
+def test_read_given_up_names_url_range_place_tries_and_cause(open_place: Open, proxy: Proxy, place: str) -> None:
+    store = open_place(proxy.endpoint, deadline_s=SHORT_S)
+    store.create("k", DATA)
+    proxy.choose = lambda method, path, number: (
+        (Spoiler(cut_body=1_000_000) if number == 0 else Spoiler(refuse=503)) if method == "GET" else None
+    )
+    with pytest.raises(StoreError) as caught:
+        store.read("k", 500_000, 2_400_000)
+    told = str(caught.value)
+    found = re.search(r"bytes 500000 to 2900000, stopped at (\d+): still failing after (\d+) tries", told)
+    assert f"{place}/k: " in told and found, told
+    assert 500_000 < int(found[1]) <= 1_500_000 and int(found[2]) >= 2
+    assert "503" in told
 
 
 def test_read_server_that_answers_other_bytes_is_an_error(open_place: Open, proxy: Proxy) -> None:
@@ -414,6 +448,66 @@ def test_settings_win_over_variables(place: str, ministack: str, monkeypatch: py
 def test_variables_alone_name_the_endpoint(place: str, ministack: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", ministack)
     open_store(place, deadline_s=5).create("k", b"")
+
+
+def credentials_file(path: Path, key: str) -> None:
+    path.write_text(f"[default]\naws_access_key_id = {key}\naws_secret_access_key = y\naws_session_token = {key}\n")
+
+
+@pytest.fixture
+def rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of credentials that a test may rewrite, and no others."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "credentials"
+    credentials_file(file, "old")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(file))
+    return file
+
+
+def test_expired_credentials_are_taken_anew_by_every_call(
+    small_parts: Open, open_place: Open, proxy: Proxy, rewritten: Path
+) -> None:
+    stores = [open_place(proxy.endpoint), small_parts(proxy.endpoint)]
+    stores[0].create("k", DATA)
+    answered: list[str] = []
+
+    def expired(method: str, path: str, number: int, headers: Mapping[str, str]) -> Spoiler | None:
+        is_old = "Credential=old/" in headers.get("authorization", "")
+        answered.append("old" if is_old else "new")
+        return Spoiler(refuse=400, code="ExpiredToken") if is_old else None
+
+    proxy.choose_by_headers = expired
+    credentials_file(rewritten, "new")
+    assert stores[0].read("k", 10, 1000) == DATA[10:1010]
+    stores[1].create("parts", LARGE)
+    assert stores[0].read("k") == DATA
+    assert answered.count("old") <= 4 and answered[-1] == "new"
+
+
+def test_expired_credentials_that_nobody_renews_are_an_error_that_says_so(
+    open_place: Open, proxy: Proxy, rewritten: Path
+) -> None:
+    store = open_place(proxy.endpoint, deadline_s=SHORT_S)
+    proxy.choose = lambda method, path, number: Spoiler(refuse=400, code="ExpiredToken")
+    with pytest.raises(StoreError, match="the credentials have expired"):
+        store.read("k")
+    assert len(proxy.seen) > 1
+
+
+def test_refused_credentials_are_tried_again_once_when_the_chain_has_others(
+    open_place: Open, proxy: Proxy, rewritten: Path
+) -> None:
+    store = open_place(proxy.endpoint)
+    store.create("k", b"data")
+    proxy.choose = first("GET", Spoiler(refuse=403, code="InvalidAccessKeyId"))
+    credentials_file(rewritten, "new")
+    assert store.read("k") == b"data"
+    proxy.choose = lambda method, path, number: Spoiler(refuse=403, code="AccessDenied")
+    before = len(proxy.seen)
+    with pytest.raises(StoreDenied, match="check the credentials"):
+        store.read("k")
+    assert len(proxy.seen) == before + 1, "a refusal of fresh credentials is final"
 
 
 def test_no_credentials_is_refused_at_opening(ministack: str, monkeypatch: pytest.MonkeyPatch) -> None:
