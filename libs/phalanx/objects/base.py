@@ -15,6 +15,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
 
@@ -192,6 +193,13 @@ class ObjectStore(ABC):
         in it is being written or was just deleted.
         """
 
+    def local_path(self, key: str) -> Path | None:
+        """The file on this machine that is the object, for readers that map it; None where objects are no files.
+
+        Nothing says that the file is there.
+        """
+        return None
+
     def creates_large_objects_in_parts(self, folder: str = "") -> bool | None:
         """Whether an upload in parts is create-only here too (found by trying it below `folder`, "" or ending in `/`).
 
@@ -244,6 +252,9 @@ class ScopedStore(ObjectStore):
     def children(self, prefix: str = "") -> Iterator[str]:
         for key in self._store.children(self._prefix + prefix):
             yield key.removeprefix(self._prefix)
+
+    def local_path(self, key: str) -> Path | None:
+        return self._store.local_path(self._full(key))
 
     def creates_large_objects_in_parts(self, folder: str = "") -> bool | None:
         return self._store.creates_large_objects_in_parts(self._prefix + folder)

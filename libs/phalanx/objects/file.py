@@ -82,6 +82,9 @@ class FileStore(ObjectStore):
             wanted = check_range(str(path), os.fstat(file).st_size, offset, length)
             return _read_exactly(file, path, offset, wanted)
 
+    def local_path(self, key: str) -> Path | None:
+        return self._path(key)
+
     def info(self, key: str) -> ObjectInfo:
         with _open_object(self._path(key), key) as file:
             return ObjectInfo(key, os.fstat(file).st_size)
