@@ -152,9 +152,9 @@ def test_order_opens_only_the_blocks_it_needs():
     assert len(opened) == 4
 
 
-def test_order_million_shards_keep_sixteen_bytes_each():
+def test_order_million_shards_keep_six_bytes_each():
     totals = Totals(np.full(1_000_000, 10_000_000, dtype=np.int64))
     corpus = Corpus([[10_000_000 // 100_000] * 4])
     order = Order(totals, 0, 4096, 4, lambda _: corpus.built[0].index)
     plan = order._epoch(0)
-    assert plan.shards.nbytes + plan.starts.nbytes == pytest.approx(16_000_000, rel=1e-5)
+    assert plan.shards.nbytes + plan.starts.nbytes == pytest.approx(6_000_000, rel=1e-5)
