@@ -1,8 +1,10 @@
-"""Where documents come from: folders of text and source files, single files, .jsonl; always in one deterministic order.
+"""A source of documents: files below one root, listed once, read piece by piece in any process.
 
-A document's id is the file's path relative to the input (`/` between its parts), or for a line of a .jsonl file its
-`id`, else `<path>:<line>`, counted from 1. Ids are free text: dots and slashes mean nothing in them (they are never
-names inside a tar). What is not valid Unicode in one stays in it as lone surrogates; `rules` escapes them.
+`source_of` lists what the user named; `Source.pieces()` cuts the listing; `Source.read(piece)` gives its documents.
+A document's id is its own (a record's id field), else the file's path relative to the root (`/` between its parts),
+with `:<line>`, `:<row>` or `:<key>` behind it where the file holds many. Ids are free text: dots and slashes mean
+nothing in them (they are never names inside a tar). What is not valid Unicode in one stays in it as lone surrogates;
+`rules` escapes them.
 """
 
 from __future__ import annotations
@@ -11,62 +13,91 @@ import json
 import os
 import sysconfig
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from phalanx.core.errors import PhalanxError
+from phalanx.data.prepare.inputs import TEXT_SUFFIXES, Fields, InputFile, Piece, RawDocument, cut
+from phalanx.data.prepare.inputs.documents import DEFAULT_FIELDS
+from phalanx.data.prepare.inputs.reading import Reading
 
-TEXT_SUFFIXES = frozenset(
-    {
-        *(".txt", ".text", ".md", ".rst", ".tex", ".html", ".htm", ".xml", ".csv", ".tsv", ".json", ".jsonl"),
-        *(".yaml", ".yml", ".toml", ".ini", ".cfg", ".sql", ".proto", ".cmake", ".sh", ".bash"),
-        *(".py", ".pyi", ".c", ".h", ".cc", ".cpp", ".cxx", ".hpp", ".cu", ".cuh", ".go", ".rs", ".swift"),
-        *(".java", ".kt", ".scala", ".js", ".mjs", ".ts", ".tsx", ".jsx", ".css", ".rb", ".php", ".pl", ".lua"),
-        *(".r", ".jl", ".hs", ".ml", ".ex", ".erl"),
-    }
-)
+__all__ = ["TEXT_SUFFIXES", "Fields", "Piece", "RawDocument", "Reading", "Source", "python_stdlib_corpus", "source_of"]
+
 _STDLIB_LEFT_OUT = frozenset(
     {"site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test", "lib2to3", "ensurepip"}
 )
 
 
 @dataclass(frozen=True, slots=True)
-class RawDocument:
-    """A document as found. text: bytes of a file, or the string of a JSON record; None where the record has no text."""
-
-    id: str
-    text: bytes | str | None
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class Source:
-    """Files below `root`, by relative path, in the order in which they are read. num_bytes: their total size."""
+    """Files below `root` (an absolute folder or an s3:// URL; "" where the inputs share none), in reading order.
 
-    root: Path
-    paths: tuple[str, ...]
-    num_bytes: int
+    fields: where records keep text and id.
+    """
+
+    root: str
+    files: tuple[InputFile, ...]
+    fields: Fields = DEFAULT_FIELDS
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of all files, as they lie there (compressed ones compressed)."""
+        return sum(file.num_bytes for file in self.files)
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The files' paths below the root."""
+        return tuple(file.path for file in self.files)
+
+    def pieces(self) -> Sequence[Piece]:
+        """The input cut into pieces: a function of names and sizes alone."""
+        return tuple(cut(self.files))
+
+    def read(self, piece: Piece) -> Reading:
+        """The documents of a piece, in order; iterate over it once. The listing is not needed for it.
+
+        While iterating it raises CorruptInput and ChangedInput (PhalanxErrors that name the file), and OutsideError.
+        """
+        return Reading(self.root, self.fields, piece)
 
     def documents(self) -> Iterator[RawDocument]:
-        """Every document, one file in memory at a time; a .jsonl file one line at a time."""
-        for path in self.paths:
-            file = self.root / path
-            if file.suffix.lower() == ".jsonl":
-                yield from _json_lines(file, path)
-            else:
-                data = file.read_bytes()
-                yield RawDocument(path, data, len(data))
+        """Every document, by its full id."""
+        lines_before: dict[str, int] = {}
+        for piece in self.pieces():
+            before = lines_before.get(piece.part_of or "", 0)
+            reading = self.read(piece)
+            for document in reading:
+                yield replace(document, id=document.full_id(before), line=None)
+            if piece.part_of:
+                lines_before = {piece.part_of: before + reading.num_lines}
+
+    def without_listing(self) -> Source:
+        """The same source without its files: all that another process needs to `read` pieces, in a few bytes."""
+        return replace(self, files=())
+
+    def to_json(self) -> str:
+        """ASCII that `from_json` turns back into this source."""
+        files = [[file.path, file.num_bytes] for file in self.files]
+        return json.dumps({"root": self.root, "files": files, "fields": asdict(self.fields)})
+
+    @staticmethod
+    def from_json(text: str) -> Source:
+        """The source that `to_json` gave."""
+        found = json.loads(text)
+        return Source(found["root"], tuple(InputFile(*file) for file in found["files"]), Fields(**found["fields"]))
 
 
-def source_of(path: Path, suffixes: frozenset[str] = TEXT_SUFFIXES) -> Source:
-    """The source at `path`: one file, or a folder with all files of these suffixes below it, sorted by relative path.
+def source_of(path: str | Path, fields: Fields = DEFAULT_FIELDS) -> Source:
+    """The source at `path`: one file, or a folder with all files of known suffixes below it, sorted by relative path.
 
     Hidden files and folders are left out. Raises PhalanxError where nothing is there to read.
     """
+    path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links that the user chose
     if path.is_file():
-        return Source(path.parent, (path.name,), path.stat().st_size)
+        return _files(path.parent, [path.name], fields)
     if not path.is_dir():
         raise PhalanxError(str(path), expected="a folder or file of text", remedy="nothing is there: check the path")
+    suffixes = TEXT_SUFFIXES | {".jsonl"}
     found = [file.relative_to(path) for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file()]
     names = sorted(file.as_posix() for file in found if not any(part.startswith(".") for part in file.parts))
     if not names:
@@ -75,7 +106,7 @@ def source_of(path: Path, suffixes: frozenset[str] = TEXT_SUFFIXES) -> Source:
             expected="a folder with text files (.txt, .md, .jsonl, source files)",
             remedy="it holds none: check the path",
         )
-    return _files(path, names)
+    return _files(path, names, fields)
 
 
 def python_stdlib_corpus(max_bytes: int) -> Source:
@@ -97,7 +128,7 @@ def python_stdlib_corpus(max_bytes: int) -> Source:
             expected="the standard library's sources",
             remedy="they are not installed: name a folder of text instead",
         )
-    return _files(root, names)
+    return _files(root, names, DEFAULT_FIELDS)
 
 
 def _python_files(root: Path) -> Iterator[str]:
@@ -107,24 +138,5 @@ def _python_files(root: Path) -> Iterator[str]:
         yield from ((relative / name).as_posix() for name in files if name.endswith(".py"))
 
 
-def _files(root: Path, names: Sequence[str]) -> Source:
-    return Source(root, tuple(names), sum((root / name).stat().st_size for name in names))
-
-
-def _json_lines(file: Path, path: str) -> Iterator[RawDocument]:
-    with file.open("rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            yield _json_record(line, f"{path}:{number}")
-
-
-def _json_record(line: bytes, fallback_id: str) -> RawDocument:
-    try:
-        record = json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError):
-        return RawDocument(fallback_id, None, len(line))
-    if not isinstance(record, dict) or not isinstance(record.get("text"), str):
-        return RawDocument(fallback_id, None, len(line))
-    given = record.get("id")
-    return RawDocument(str(given) if isinstance(given, str | int) else fallback_id, record["text"], len(line))
+def _files(root: Path, names: Sequence[str], fields: Fields) -> Source:
+    return Source(str(root), tuple(InputFile(name, (root / name).stat().st_size) for name in names), fields)

@@ -1,0 +1,26 @@
+"""Input files that cannot be read as what they claim to be, or that changed under us: mistakes a user can mend."""
+
+from __future__ import annotations
+
+from phalanx.core.errors import PhalanxError
+
+
+class CorruptInput(PhalanxError):
+    """A damaged or cut input file; the message names the file and the byte offset."""
+
+    def __init__(self, location: str, offset: int, *, expected: str, found: str) -> None:
+        self.location, self.offset = location, offset
+        super().__init__(
+            f"{location}, byte {offset}",
+            expected=f"{expected}, {found}",
+            remedy="copy the file again, or leave it out of the input",
+        )
+
+
+class ChangedInput(PhalanxError):
+    """An input file that is not what the listing saw: gone, of another size, or written while it was read."""
+
+    def __init__(self, location: str, found: str) -> None:
+        super().__init__(
+            location, expected=f"the file as it was listed, {found}", remedy="start again once nothing writes the input"
+        )
