@@ -1,9 +1,9 @@
 """The order of the windows within a period of a mixture: each source spread evenly, by a closed form; pure.
 
-Sources are halved again and again into a tree (Huffman's, by weight), and each branching deals its windows out as evenly
-as whole numbers allow: of the first r windows that a branching with `left` of `total` windows deals, round(r x left /
-total) go left. So at any place each source is within two windows or so of its share, a place costs one step a level,
-and the inverse is as direct.
+Sources are halved again and again into a tree (Huffman's, by weight), and each branching deals its windows out as
+evenly as whole numbers allow: of the first r windows that a branching with `left` of `total` windows deals,
+round(r x left / total) go left. So at any place each source is within two windows or so of its share, a place costs
+one step a level, and the inverse is as direct.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 A window belongs wholly to one source and is the next one of that source's own endless stream (`Order`). Weights hold
 from a position on: a *stretch* lies between two such changes, or begins where a source has run out. From the start of a
 stretch on, periods of `period` windows (1,000 global batches) give each source its weight times the period, to within
-one window (`apportion`), and inside a period each is spread evenly (`interleave`). Everything is closed form: a position
-costs the same wherever it lies, and so does the inverse.
+one window (`apportion`), and inside a period each is spread evenly (`interleave`). Everything is closed form: a
+position costs the same wherever it lies, and so does the inverse.
 
 A source with `limit` runs out after that many windows. From the position on that would have taken one more, its weight
 is shared by the others in proportion, or, where it `stops`, there is nothing more to read: `end`.
@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
+from itertools import pairwise
 from typing import Final, TypeAlias
 
 import numpy as np
@@ -90,7 +91,7 @@ class Mixture:
         if self._is_identity:
             return
         assert changes[0].position == start
-        assert all(early.position <= late.position for early, late in zip(changes, changes[1:], strict=False))
+        assert all(early.position <= late.position for early, late in pairwise(changes))
         self._first = given
         self._stretches = self._stretched(changes)
         self._starts = np.array([stretch.start for stretch in self._stretches], np.int64)
@@ -170,7 +171,7 @@ class Mixture:
         return _Stretch(start, given, normalised(left), change.period) if any(left) else None
 
     def _go_on(self, stretch: _Stretch, until: int) -> tuple[int, tuple[int, ...]]:
-        """Where a stretch is over, at `until` at the latest, and the counts there. A source that `stops` ends it all."""
+        """Where a stretch is over, `until` at the latest, and the counts there. A source that `stops` ends it all."""
         ends = {
             source: stretch.position_of(source, limit.windows)
             for source, limit in enumerate(self._limits)
