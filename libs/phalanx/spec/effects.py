@@ -71,6 +71,8 @@ def _service_rules(job: Job) -> Iterator[Rule]:
         yield name in job.recovery.model_fields_set, f"recovery.{name}", f"it is {only} acts on it"
     skips, reason = job.recovery.on_bad_shard == "skip", f"it is {only} decides which windows a shard costs"
     yield skips, "recovery.on_bad_shard", reason
+    has_no_effect = not skips and "bad_shard_budget" in job.recovery.model_fields_set
+    yield has_no_effect, "recovery.bad_shard_budget", 'recovery.on_bad_shard is not "skip"'
     yield "plan_s" in job.deadlines.model_fields_set, "deadlines.plan_s", f"it is {only} is waited for"
 
 

@@ -111,6 +111,14 @@ class Recovery(Section):
         "What follows when a shard of the training data is damaged: the job stops, or goes on without its windows.",
         "stop",
     )
+    bad_shard_budget: float = key(
+        Mark.FREE,
+        'Share of the training shards that `on_bad_shard = "skip"` may take out before the job stops; one shard '
+        "always may, 0 allows none.",
+        0.001,
+        ge=0,
+        le=1,
+    )
 
 
 class Storage(Section):

@@ -80,6 +80,17 @@ def lost_windows(order: Order, finding: Finding, reach: tuple[int, int]) -> Span
     return tuple((first, last) for first, last in at_most(clipped(found, start, stop), MAX_SPANS).tolist())
 
 
+def allowed_shards(num_shards: int, budget: float) -> int:
+    """How many shards of a split may be taken out: the share `budget` of them, and one at least unless it is 0."""
+    return max(1, int(num_shards * budget)) if budget else 0
+
+
+def shards_left_out(entries: Iterable[JournalEntry]) -> set[int]:
+    """Numbers of the shards that decisions among `entries` have taken out."""
+    skipped = (each for each in entries if each.kind == DAMAGE_KIND and each.payload.get("action") == Action.SKIP.value)
+    return {int(entry.payload["number"]) for entry in skipped}
+
+
 def decide(policy: str, zero_weight: Spans, reported: int, end: int) -> Action:
     """What is done about a shard that is really damaged. A job that would have nothing left to train on must stop."""
     rest = clipped(merged(as_array(zero_weight)), reported, end).tolist()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 import xxhash
 
@@ -15,6 +16,7 @@ from phalanx.core.digest import xxh3
 from phalanx.core.errors import PhalanxError
 from phalanx.data.damage import (
     Finding,
+    allowed_shards,
     covering,
     damage_of,
     damages_in,
@@ -23,6 +25,7 @@ from phalanx.data.damage import (
     payload_of,
     reach_of,
     request_id_of,
+    shards_left_out,
 )
 from phalanx.data.decisions import Action, Damage
 from phalanx.data.jobs import FoundJob, JobSource, Journals, require_job
@@ -86,6 +89,12 @@ class Reports:
         reach = reach_of(order, start, reported, end)
         lost = lost_windows(order, finding, reach)
         action = decide(job.recovery.on_bad_shard, lost, reported, end)
+        left_out = shards_left_out(view.entries) | {number}
+        allowed = allowed_shards(split.num_shards, job.recovery.bad_shard_budget)
+        if action is Action.SKIP and len(left_out) > allowed:
+            action = Action.STOP
+            spent = f"{len(left_out)} damaged shards of {split.num_shards}, recovery.bad_shard_budget allows {allowed}"
+            finding = replace(finding, why=f"{finding.why}; {spent}")
         position = lost[0][0] if lost and action is Action.SKIP else reported
         entry = found.lineage.append_journal(
             attempt,

@@ -16,7 +16,16 @@ from support.datasets import DIGEST, make_job, open_attempt, write_dataset, writ
 
 from phalanx.core.digest import digest_of
 from phalanx.core.errors import OutsideError, PhalanxError
-from phalanx.data.damage import MAX_SPANS, Finding, damages_in, decide, lost_windows, reach_of, request_id_of
+from phalanx.data.damage import (
+    MAX_SPANS,
+    Finding,
+    allowed_shards,
+    damages_in,
+    decide,
+    lost_windows,
+    reach_of,
+    request_id_of,
+)
 from phalanx.data.decisions import Action
 from phalanx.data.job_proof import prove_job
 from phalanx.data.jobs import FoundJob, Journals
@@ -52,11 +61,11 @@ class OneJob:
 class Bench:
     """A job on its data, and the service's decisions about it."""
 
-    def __init__(self, folder: Path, policy: str = "skip", steps: int = 40, num_shards: int = 6):
+    def __init__(self, folder: Path, policy: str = "skip", steps: int = 40, num_shards: int = 6, budget: float = 1.0):
         self.folder = folder
         if not (folder / "corpus").exists():
             write_dataset(f"file://{folder}/corpus", num_shards=num_shards)
-        more = {"recovery": {"on_bad_shard": policy}}
+        more = {"recovery": {"on_bad_shard": policy, "bad_shard_budget": budget}}
         self.job = make_job(f"file://{folder}/store", f"file://{folder}/corpus/train", steps=steps, more=more)
         self.lineage = Lineage(job_store(self.job))
         self.counted: list[Action] = []
@@ -133,6 +142,36 @@ def test_skip_takes_out_exactly_the_windows_that_read_the_shard_to_the_end_of_th
     assert positions_in(damage.zero_weight) == bench.reading(shard)
     assert zero_weight_spans(bench.lineage.journal(1)) == damage.zero_weight
     assert bench.job.training.steps * BATCH * 16 > 1.5 * bench.split.num_tokens, "more than one epoch"
+
+
+def test_skip_within_the_budget_then_stop_that_names_it(tmp_path):
+    bench = Bench(tmp_path, budget=0.4)
+    open_attempt(bench.job)
+    told = []
+    for shard in range(3):
+        bench.damage(f"t-{shard:08d}.tar")
+        told.append(bench.report(f"t-{shard:08d}.tar"))
+    assert [damage.action for damage in told] == [Action.SKIP, Action.SKIP, Action.STOP]
+    assert "3 damaged shards of 6, recovery.bad_shard_budget allows 2" in told[2].why and not told[2].zero_weight
+    assert bench.report("t-00000001.tar").action is Action.SKIP, "what was decided stays"
+    assert bench.report("t-00000002.tar").action is Action.STOP
+
+
+def test_budget_counts_a_shard_once_whatever_is_damaged_of_it(tmp_path):
+    bench = Bench(tmp_path, budget=0.001)
+    open_attempt(bench.job)
+    bench.damage("t-00000002.tar")
+    assert bench.report("t-00000002.tar").action is Action.SKIP
+    bench.damage("t-00000002.index.safetensors")
+    assert bench.report("t-00000002.index.safetensors").action is Action.SKIP
+
+
+@pytest.mark.parametrize(
+    "num_shards, budget, allowed",
+    [(6, 0.001, 1), (1000, 0.001, 1), (5999, 0.001, 5), (1_000_000, 0.001, 1000), (10, 0, 0), (10, 1, 10), (1, 0.5, 1)],
+)
+def test_budget_is_a_share_of_the_shards_and_one_at_least(num_shards, budget, allowed):
+    assert allowed_shards(num_shards, budget) == allowed
 
 
 @pytest.mark.parametrize("both", [False, True])

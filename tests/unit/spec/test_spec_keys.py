@@ -47,6 +47,7 @@ def test_numbers_with_a_dimension_carry_a_unit():
         "optimizer.weight_decay",
         "lr_scheduler.min_lr_factor",
         "parallel.zero",
+        "recovery.bad_shard_budget",
     }
     numbers = {each.name: each.unit for each in all_keys() if re.match(r"integer|number|1 or", each.type_text)}
     assert {name for name, unit in numbers.items() if not unit} == unitless
@@ -112,6 +113,7 @@ def test_defaults_are_those_of_the_contract():
         "on_divergence": "notify",
         "on_hang": "restart",
         "on_bad_shard": "stop",
+        "bad_shard_budget": 0.001,
     }
     assert (job.checkpoint.keep_latest_k, job.checkpoint.keep_every_n) == (0, 0)
     assert job.deadlines.grace_s == 720 and sample(deadlines__stop_grace_s=5.0).deadlines.grace_s == 5
