@@ -14,7 +14,7 @@ from typing import Any
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.spec.job import Job, plain
 from phalanx.spec.keys import KeyInfo, Mark
-from phalanx.spec.names import all_keys
+from phalanx.spec.names import key_at
 
 _ABSENT = object()
 
@@ -55,7 +55,7 @@ class Change:
 
 def changes(before: Job, after: Job) -> tuple[Change, ...]:
     """The keys in which two jobs differ, by name. An identity key without effect in either counts as one that may
-    change on resume, and so does `data.train_digest`, which is compared with the data itself.
+    change on resume, and so do digests of the data, which are compared with the data itself.
     """
     old, new = dict(flattened(plain(before))), dict(flattened(plain(after)))
     counted = dict(flattened(before.identity())).keys() | dict(flattened(after.identity())).keys()
@@ -69,7 +69,7 @@ def changes(before: Job, after: Job) -> tuple[Change, ...]:
 def _when(name: str, counted: frozenset[str] | set[str]) -> When:
     if name.startswith("storage."):
         return When.RESUME
-    info = next((key for key in all_keys() if key.name == name), None)
+    info = key_at(name)
     if info is None:
         return When.NEVER  # an argument of the user's own class: what it does to shapes nobody here knows
     found = when(info)

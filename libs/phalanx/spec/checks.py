@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from phalanx.core.errors import PhalanxError
+from phalanx.spec.data_checks import data_findings
+from phalanx.spec.finding import Finding
 from phalanx.spec.layout import Layout
 from phalanx.spec.model import ModelArgs
 from phalanx.spec.parallel import AXES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Parallel
@@ -17,25 +17,10 @@ if TYPE_CHECKING:
     from phalanx.spec.job import Job
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A broken rule. keys: every key that takes part, the one to change first; value: what that key holds."""
-
-    keys: tuple[str, ...]
-    value: object
-    expected: str
-    remedy: str
-
-    @property
-    def problem(self) -> PhalanxError:
-        """The finding as the one line that a user reads."""
-        return PhalanxError(self.keys[0], value=self.value, expected=self.expected, remedy=self.remedy)
-
-
 def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
     """Every broken rule. Without a world size, rules that need the size of an axis that is -1 are left for
     `job.layout`."""
-    findings = [*_axes(job.parallel, world_size), *_training(job)]
+    findings = [*_axes(job.parallel, world_size), *data_findings(job), *_training(job)]
     layout = (
         None
         if findings and any("parallel.pp" in finding.keys for finding in findings)
@@ -262,15 +247,6 @@ def _schedule(schedule: str, stages_per_rank: int) -> Iterator[Finding]:
 
 def _training(job: Job) -> Iterator[Finding]:
     data, schedule, training = job.data, job.lr_scheduler, job.training
-    same_url = data.held_out is not None and data.held_out.rstrip("/") == data.train.rstrip("/")
-    if same_url or (data.held_out_digest is not None and data.held_out_digest == data.train_digest):
-        key, value = ("data.held_out", data.held_out) if same_url else ("data.held_out_digest", data.held_out_digest)
-        yield Finding(
-            (key, "data.train"),
-            value,
-            "another split than data.train",
-            "name the held-out split that `phalanx data prepare` wrote beside it",
-        )
     if job.validation.freq and data.held_out is None:
         yield Finding(
             ("validation.freq", "data.held_out"),

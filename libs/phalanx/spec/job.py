@@ -10,12 +10,13 @@ from pydantic import model_validator
 from phalanx.core.digest import digest_of
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.spec.checks import findings_of, resolve_axes
+from phalanx.spec.data import Data
 from phalanx.spec.keys import Mark, Section, child_section, mark_of
 from phalanx.spec.layout import Layout
 from phalanx.spec.model import Model
 from phalanx.spec.operation import Checkpoint, Deadlines, JobSection, Metrics, Recovery, Storage, Validation
 from phalanx.spec.parallel import ActivationCheckpoint, Cluster, Compile, Parallel
-from phalanx.spec.training import Data, LrScheduler, Optimizer, Training
+from phalanx.spec.training import LrScheduler, Optimizer, Training
 
 IDENTITY_FORMAT = 1
 
@@ -71,29 +72,33 @@ class Job(Section):
     def identity(self) -> dict[str, Any]:
         """What makes this training run this one: identity keys and the first value of journaled ones, by section.
 
-        `data.train_digest` is left out (`identity_digest` takes the digest that was found), and so are keys of the
+        Digests of the data are left out (`identity_digest` takes those that were found), and so are keys of the
         learning-rate schedule that have no effect. A key added to a later version of Phalanx must be left out while it
         has the value that means what was before.
         """
         chosen = select(self, (Mark.IDENTITY, Mark.JOURNALED))
         del chosen["data"]["train_digest"]
+        for source in chosen["data"].get("sources", {}).values():
+            del source["digest"]
         if self.lr_scheduler.decay_type == "none":
             del chosen["lr_scheduler"]["total_steps"], chosen["lr_scheduler"]["min_lr_factor"]
         return chosen
 
     def identity_digest(self, data_digests: Mapping[str, str]) -> str:
-        """`sha256:` over the identity and the digests of the training data by split (`{"train": "sha256:..."}`).
+        """`sha256:` over the identity and the digests of the training data by source (`{"train": "sha256:..."}` for a
+        single split).
 
-        Raises PhalanxError when `data.train_digest` names another digest than the one found.
+        Raises PhalanxError where a digest of the job file is another than the one found.
         """
-        wanted, found = self.data.train_digest, data_digests.get("train")
-        if wanted is not None and wanted != found:
-            raise PhalanxError(
-                "data.train_digest",
-                value=wanted,
-                expected=f"the digest of the split at {self.data.train}, {found}",
-                remedy="correct the URL, or the digest if the data was meant to change (that is another run)",
-            )
+        for name, source in self.data.training.items():
+            found = data_digests.get(name)
+            if source.digest not in (None, found):
+                raise PhalanxError(
+                    f"data.sources.{name}.digest" if self.data.is_mixture else "data.train_digest",
+                    value=source.digest,
+                    expected=f"the digest of the split at {source.url}, {found}",
+                    remedy="correct the URL, or the digest if the data was meant to change (that is another run)",
+                )
         return digest_of({"format": IDENTITY_FORMAT, "keys": self.identity(), "data": dict(data_digests)})
 
     def placement(self, world_size: int) -> dict[str, Any]:
@@ -125,6 +130,10 @@ def select(section: Section, marks: tuple[Mark, ...]) -> dict[str, Any]:
             below = select(value, marks)
             if below:
                 chosen[name] = below
+        elif child[1]:
+            named = {each: select(table, marks) for each, table in value.items()}
+            if any(named.values()):
+                chosen[name] = named
         elif attribute == "args" and Mark.IDENTITY in marks:
             chosen[name] = plain(value)
     return chosen

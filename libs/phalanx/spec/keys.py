@@ -150,6 +150,7 @@ def _default_text(default: Any) -> str:
 
 
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+BY_NAME = "numbers by name"
 _NAMES = {int: "integer", float: "number", bool: "true or false", str: "text"}
 
 
@@ -158,6 +159,8 @@ def _type_text(members: list[Any], field: FieldInfo) -> str:
     for member in members:
         if get_origin(member) is Literal:
             texts += [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in get_args(member)]
+        elif get_origin(member) is dict:
+            texts.append(BY_NAME)
         else:
             texts.append(_NAMES.get(member, "table"))
     bounds = [

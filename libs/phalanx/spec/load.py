@@ -11,10 +11,11 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from phalanx.core.errors import PhalanxError, Problems
-from phalanx.spec.checks import Finding, findings_of
+from phalanx.spec.checks import findings_of
+from phalanx.spec.finding import Finding
 from phalanx.spec.foreign import NO_EQUIVALENT
 from phalanx.spec.job import Job
-from phalanx.spec.names import UnknownKey, all_keys, unknown_key
+from phalanx.spec.names import UnknownKey, all_keys, key_at, unknown_key
 from phalanx.spec.presets import PRESETS
 from phalanx.spec.source import apply_overrides, read_toml
 
@@ -157,13 +158,16 @@ _PATTERNS = {
     "job.project": "lower-case letters, digits, `-`, `_` and `.`, at most 63",
     "data.train_digest": "sha256: and 64 hexadecimal digits",
     "data.held_out_digest": "sha256: and 64 hexadecimal digits",
+    "data.sources.NAME.digest": "sha256: and 64 hexadecimal digits",
+    "storage.NAME.endpoint": "a URL: https://host:port",
 }
 _URL_FORM = "a URL: file:///absolute/folder, file://./relative/folder, s3://bucket/folder or memory://name"
 
 
 def _problem(error: ErrorDetails, name: str) -> PhalanxError:
     """One line for a value that its own key refuses."""
-    about = next((key.description for key in all_keys() if key.name == name), "")
+    known = key_at(name)
+    about = known.description if known is not None else ""
     context, kind, value = error.get("ctx", {}), error["type"], error["input"]
     if kind == "missing":
         section = name.rpartition(".")[0]
@@ -172,7 +176,7 @@ def _problem(error: ErrorDetails, name: str) -> PhalanxError:
     if kind == "phalanx":
         return PhalanxError(name, value=value, expected=context["expected"], remedy=context["remedy"])
     if kind == "string_pattern_mismatch":
-        expected = _PATTERNS.get(name, "a URL: https://host:port" if name.endswith(".endpoint") else _URL_FORM)
+        expected = _PATTERNS.get(known.name if known is not None else name, _URL_FORM)
     elif kind == "string_too_short":
         expected = "text that is not empty"
     elif kind == "literal_error":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -10,13 +11,38 @@ from functools import cache
 from phalanx.core.errors import PhalanxError
 from phalanx.spec.foreign import NO_EQUIVALENT, SAME_MEANING
 from phalanx.spec.job import Job
-from phalanx.spec.keys import KeyInfo, describe, walk_fields
+from phalanx.spec.keys import BY_NAME, KeyInfo, describe, walk_fields
 
 
 @cache
 def all_keys() -> tuple[KeyInfo, ...]:
     """Every key of the job file, in the order of the reference."""
     return tuple(describe(name, field) for name, field in walk_fields(Job))
+
+
+@cache
+def _patterns() -> tuple[tuple[re.Pattern[str], KeyInfo], ...]:
+    """The names of keys below tables of the user's own naming, and of those that hold tables themselves."""
+    return tuple(
+        (re.compile(_pattern(key.name) + (r"(\..+)?" if key.type_text == BY_NAME else "")), key)
+        for key in all_keys()
+        if "NAME" in key.name.split(".")
+    )
+
+
+def _pattern(name: str) -> str:
+    return r"\.".join(".+" if part == "NAME" else re.escape(part) for part in name.split("."))
+
+
+@cache
+def _by_name() -> Mapping[str, KeyInfo]:
+    return {key.name: key for key in all_keys()}
+
+
+def key_at(name: str) -> KeyInfo | None:
+    """The key that `name` (dotted, as written) is; None where there is none."""
+    found = _by_name().get(name)
+    return found or next((key for pattern, key in _patterns() if pattern.fullmatch(name)), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +70,8 @@ def unknown_key(name: str, value: object) -> UnknownKey:
     meant = _lookup(SAME_MEANING, name)
     if meant is None and _lookup(NO_EQUIVALENT, name) is None:
         meant = _nearest(_normal(name))
-    if meant is not None and name.startswith("storage."):
-        meant = meant.replace("storage.NAME", name.rpartition(".")[0])
+    if meant is not None:
+        meant = _beside(meant, name.rpartition(".")[0])
     return UnknownKey(name, value, None if meant == name else meant)
 
 
@@ -69,11 +95,15 @@ def _nearest(name: str) -> str | None:
     for wanted, known, cutoff in ((leaf, siblings, 0.6), (name, full, 0.75), (leaf, leaves, 0.75)):
         close = difflib.get_close_matches(wanted, known, n=1, cutoff=cutoff)
         if close:
-            return (
-                known[close[0]].replace("storage.NAME", section) if section.startswith("storage.") else known[close[0]]
-            )
+            return _beside(known[close[0]], section)
     return None
 
 
+def _beside(known: str, section: str) -> str:
+    """A key of a table that the user has named, under that name."""
+    table, _, leaf = known.rpartition(".")
+    return f"{section}.{leaf}" if "NAME" in known and _same_table(table, section) else known
+
+
 def _same_table(known: str, written: str) -> bool:
-    return known == written or (known == "storage.NAME" and written.startswith("storage."))
+    return known == written or ("NAME" in known.split(".") and re.fullmatch(_pattern(known), written) is not None)

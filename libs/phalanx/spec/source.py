@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.core.errors import PhalanxError
-from phalanx.spec.names import all_keys
+from phalanx.spec.names import key_at
 
 MAX_NESTING = 100
 _TOO_DEEP = f"it has more than {MAX_NESTING} levels of brackets or of dots; remove some"
@@ -134,5 +134,6 @@ def _value(name: str, text: str) -> Any:
     except RecursionError:
         raise PhalanxError(f"--set {name}", expected="a value of a job", remedy=_TOO_DEEP) from None
     value = tables["value"] if set(tables) == {"value"} else text
-    takes_text = any(key.is_text and key.name == name for key in all_keys())
+    known = key_at(name)
+    takes_text = known is not None and known.is_text
     return text if takes_text and not isinstance(value, str | dict | list) else value

@@ -1,36 +1,10 @@
-"""What is learnt from and how: `[data]`, `[training]`, `[optimizer]`, `[lr_scheduler]`."""
+"""How is learnt: `[training]`, `[optimizer]`, `[lr_scheduler]`."""
 
 from __future__ import annotations
 
 from typing import Literal
 
-from phalanx.spec.keys import URL_PATTERN, Mark, Section, key
-
-DIGEST_PATTERN = r"^sha256:[0-9a-f]{64}$"
-
-
-class Data(Section):
-    """The tokens: folders that `phalanx data prepare` or `data import` wrote."""
-
-    train: str = key(
-        Mark.FREE, "URL of the split to train on (the folder that holds its manifest.json).", pattern=URL_PATTERN
-    )
-    held_out: str | None = key(Mark.FREE, "URL of the split to evaluate on.", None, pattern=URL_PATTERN)
-    train_digest: str | None = key(
-        Mark.IDENTITY,
-        "Digest that the training split must have; left out, it is taken from its manifest.",
-        None,
-        pattern=DIGEST_PATTERN,
-    )
-    held_out_digest: str | None = key(
-        Mark.FREE, "Digest that the held-out split must have.", None, pattern=DIGEST_PATTERN
-    )
-    document_mask: bool = key(
-        Mark.IDENTITY, "Whether attention, positions and targets stop at document boundaries inside a window.", True
-    )
-    shuffle_block_shards: int = key(
-        Mark.IDENTITY, "Shards whose documents are shuffled together.", 4, unit="shards", gt=0
-    )
+from phalanx.spec.keys import Mark, Section, key
 
 
 class Training(Section):

@@ -62,7 +62,12 @@ def test_sections_are_all_described_and_walked():
 def test_marks_match_what_the_design_promises():
     marks = {each.name: each.mark for each in all_keys()}
     by_mark = {mark: {name for name, found in marks.items() if found == mark} for mark in Mark}
-    assert by_mark[Mark.JOURNALED] == {"training.global_batch_size"}
+    assert by_mark[Mark.JOURNALED] == {
+        "training.global_batch_size",
+        "data.sources.NAME.weight",
+        "data.mixture.NAME.from_step",
+        "data.mixture.NAME.weights",
+    }
     assert {name.partition(".")[0] for name in by_mark[Mark.PLACEMENT]} == {"parallel", "cluster"}
     assert {name.partition(".")[0] for name in by_mark[Mark.IDENTITY]} == {
         "model",
