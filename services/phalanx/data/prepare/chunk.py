@@ -1,0 +1,266 @@
+"""A chunk: what one piece of an input became, on its way into shards.
+
+Pieces are made into chunks by any worker in any order; assembling goes over the chunks in order and is cheap. A chunk
+is one create-only safetensors object, `chunks/<piece>-<part>.safetensors`, and the last of a piece (most have one
+alone) ends in `.end.safetensors`: the listing alone says which pieces are finished. Equal pieces give equal bytes,
+whoever makes them. Each array has its XXH3-64 in the metadata, so a part of a chunk can be fetched and checked alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+import xxhash
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+
+from phalanx.core.digest import canonical_json
+from phalanx.core.errors import PhalanxError
+from phalanx.objects import ObjectStore
+
+CHUNKS = "chunks"
+DIGEST_BYTES = 16
+KEPT = 1  # the bit in `flags` of what became a document; the n-th rule (from 0) has the bit 2 << n
+
+_FORMAT = "phalanx.chunk/1"
+_NAME = re.compile(r"(\d{8})-(\d{5})(\.end)?\.safetensors")
+_META = "phalanx"
+_ARRAYS = ("tokens", "lengths", "digests", "ids", "id_ends", "lines", "raw_bytes", "flags")
+_MAX_RULES = 31
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunk:
+    """tokens: uint16 or uint32, all documents one after the other, each with its end-of-text token.
+
+    Of each document: lengths uint32 (tokens); digests uint8 [documents, 16]; ids uint8 (UTF-8, one after the other),
+    which end at id_ends uint64; lines uint32: 0 where the id is complete, else the document is called by its line,
+    counted from 1 at the start of the piece, and its id here is empty.
+    Of each record read, dropped ones included: raw_bytes uint64; flags uint32, see KEPT and rule_names.
+    num_lines: lines of the file `path` from the start of the piece to the end of this chunk (0 where ids are complete).
+    """
+
+    tokens: NDArray[np.unsignedinteger]
+    lengths: NDArray[np.uint32]
+    digests: NDArray[np.uint8]
+    ids: NDArray[np.uint8]
+    id_ends: NDArray[np.uint64]
+    lines: NDArray[np.uint32]
+    raw_bytes: NDArray[np.uint64]
+    flags: NDArray[np.uint32]
+    rule_names: tuple[str, ...] = ()
+    path: str = ""
+    num_lines: int = 0
+
+    @property
+    def num_documents(self) -> int:
+        """Documents in the chunk."""
+        return len(self.lengths)
+
+    def document_ids(self, lines_before: int = 0) -> list[str]:
+        """The ids; lines_before: lines of the file that lie before the piece."""
+        text, ends = self.ids.tobytes(), self.id_ends.tolist()
+        ids = [text[start:end].decode() for start, end in zip([0, *ends], ends, strict=False)]
+        for number in np.flatnonzero(self.lines).tolist():
+            ids[number] = f"{self.path}:{lines_before + int(self.lines[number])}"
+        return ids
+
+    def counts(self, first: int = 0, stop: int | None = None) -> Counter[str]:
+        """How often each rule was applied to the records [first, stop)."""
+        flags = self.flags[first:stop]
+        return Counter(
+            {name: int(np.count_nonzero(flags & (2 << number))) for number, name in enumerate(self.rule_names)}
+        )
+
+    def encode(self) -> bytes:
+        """The bytes of the object."""
+        arrays = {name: np.ascontiguousarray(getattr(self, name)) for name in _ARRAYS}
+        about = {
+            "format": _FORMAT,
+            "rules": list(self.rule_names),
+            "path": self.path,
+            "num_lines": self.num_lines,
+            "xxh3": {name: xxhash.xxh3_64_hexdigest(array.tobytes()) for name, array in arrays.items()},
+        }
+        return safetensors.numpy.save(arrays, {_META: canonical_json(about).decode()})
+
+
+class ChunkBuilder:
+    """Collects a chunk, record by record. dtype: of the tokens. path: of the file whose lines are counted."""
+
+    def __init__(self, dtype: np.dtype[np.unsignedinteger], path: str = "") -> None:
+        self._dtype, self._path = dtype, path
+        self._tokens: list[NDArray[np.unsignedinteger]] = []
+        self._digests, self._ids = bytearray(), bytearray()
+        self._lengths: list[int] = []
+        self._id_ends: list[int] = []
+        self._lines: list[int] = []
+        self._raw_bytes: list[int] = []
+        self._flags: list[int] = []
+        self._bits: dict[str, int] = {}
+        self.num_raw_bytes = 0
+        self.num_tokens = 0
+
+    def record(self, num_bytes: int, rules: Iterable[str] = (), *, is_kept: bool) -> None:
+        """Notes a record read, `num_bytes` long as found, and the names of the rules that were applied to it; where it
+        is kept, its document must be added, in the same order.
+        """
+        flags = KEPT if is_kept else 0
+        for name in rules:
+            flags |= self._bits.setdefault(name, 2 << len(self._bits))
+        assert len(self._bits) <= _MAX_RULES, self._bits
+        self._raw_bytes.append(num_bytes)
+        self._flags.append(flags)
+        self.num_raw_bytes += num_bytes
+
+    def add(
+        self, document_id: str, tokens: NDArray[np.unsignedinteger], digest: bytes, line: int | None = None
+    ) -> None:
+        """Adds a document: tokens [length] with the end-of-text token, digest of its content (16 bytes), and its line
+        in the piece instead of an id where it is called by its line.
+        """
+        assert len(digest) == DIGEST_BYTES and len(tokens), document_id
+        self._ids += b"" if line else document_id.encode()
+        self._id_ends.append(len(self._ids))
+        self._lines.append(line or 0)
+        self._digests += digest
+        self._tokens.append(tokens.astype(self._dtype, copy=False))
+        self._lengths.append(len(tokens))
+        self.num_tokens += len(tokens)
+
+    @property
+    def num_records(self) -> int:
+        """Records noted so far."""
+        return len(self._flags)
+
+    def finish(self, num_lines: int = 0) -> Chunk:
+        """The chunk; the builder is used up."""
+        flags = np.array(self._flags, np.uint32)
+        assert np.count_nonzero(flags & KEPT) == len(self._lengths), "a kept record without its document"
+        return Chunk(
+            np.concatenate([np.empty(0, self._dtype), *self._tokens]),
+            np.array(self._lengths, np.uint32),
+            np.frombuffer(bytes(self._digests), np.uint8).reshape(-1, DIGEST_BYTES),
+            np.frombuffer(bytes(self._ids), np.uint8),
+            np.array(self._id_ends, np.uint64),
+            np.array(self._lines, np.uint32),
+            np.array(self._raw_bytes, np.uint64),
+            flags,
+            tuple(self._bits),
+            self._path,
+            num_lines,
+        )
+
+
+def chunk_of_tokens(
+    tokens: NDArray[np.unsignedinteger], lengths: NDArray[np.integer], ids: Sequence[str], num_bytes: int
+) -> Chunk:
+    """A chunk of documents that are tokens already: tokens [sum of lengths], ids one for each document.
+
+    A document's digest is that of its tokens as little-endian uint32. num_bytes: raw bytes of the piece, counted with
+    its first record.
+    """
+    assert len(lengths) == len(ids) and int(lengths.sum()) == len(tokens)
+    names = [document_id.encode() for document_id in ids]
+    raw_bytes = np.zeros(len(ids), np.uint64)
+    raw_bytes[:1] = num_bytes
+    return Chunk(
+        tokens,
+        lengths.astype(np.uint32),
+        token_digests(tokens, lengths),
+        np.frombuffer(b"".join(names), np.uint8),
+        np.cumsum([len(name) for name in names]).astype(np.uint64),
+        np.zeros(len(ids), np.uint32),
+        raw_bytes,
+        np.full(len(ids), KEPT, np.uint32),
+    )
+
+
+def token_digests(tokens: NDArray[np.unsignedinteger], lengths: NDArray[np.integer]) -> NDArray[np.uint8]:
+    """Digests of documents by their tokens as little-endian uint32, uint8 [documents, 16]."""
+    data, digests, start = memoryview(tokens.astype("<u4").tobytes()), bytearray(), 0
+    for stop in (np.cumsum(lengths, dtype=np.int64) * 4).tolist():
+        digests += content_digest(data[start:stop])
+        start = stop
+    return np.frombuffer(bytes(digests), np.uint8).reshape(-1, DIGEST_BYTES)
+
+
+def content_digest(data: bytes | memoryview) -> bytes:
+    """The first 16 bytes of the SHA-256 of a document's content."""
+    return hashlib.sha256(data).digest()[:DIGEST_BYTES]
+
+
+def chunk_key(piece: int, part: int, *, is_last: bool) -> str:
+    """Key of part `part` (from 0) of the chunks of a piece."""
+    return f"{CHUNKS}/{piece:08d}-{part:05d}{'.end' if is_last else ''}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundChunks:
+    """What a listing shows. keys: of each finished piece, its chunks in order; parts: of each unfinished one, the
+    numbers of those that are there.
+    """
+
+    keys: Mapping[int, tuple[str, ...]]
+    parts: Mapping[int, Collection[int]]
+
+
+def find_chunks(out: ObjectStore) -> FoundChunks:
+    """The chunks below `out`; foreign objects are passed over."""
+    parts: dict[int, set[int]] = {}
+    finished: dict[int, int] = {}
+    for found in out.list(f"{CHUNKS}/"):
+        match = _NAME.fullmatch(found.key.removeprefix(f"{CHUNKS}/"))
+        if match is None:
+            continue
+        piece, part = int(match[1]), int(match[2])
+        parts.setdefault(piece, set()).add(part)
+        if match[3]:
+            finished[piece] = part
+    keys = {
+        piece: tuple(chunk_key(piece, part, is_last=part == last) for part in range(last + 1))
+        for piece, last in finished.items()
+        if parts[piece] >= set(range(last + 1))
+    }
+    return FoundChunks(keys, {piece: there for piece, there in parts.items() if piece not in keys})
+
+
+def read_chunk(out: ObjectStore, key: str) -> Chunk:
+    """A chunk, every array checked. Raises PhalanxError where it is damaged."""
+    return decode_chunk(out.read(key), f"{out.url}/{key}")
+
+
+def decode_chunk(data: bytes, where: str) -> Chunk:
+    """The chunk of these bytes, every array checked. Raises PhalanxError, naming `where`, where they are damaged."""
+    try:
+        arrays = safetensors.numpy.load(data)
+        (header_bytes,) = np.frombuffer(data, "<u8", 1).tolist()
+        about = json.loads(json.loads(data[8 : 8 + header_bytes])["__metadata__"][_META])
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise damaged(where, f"no chunk ({error})") from error
+    if about.get("format") != _FORMAT or set(arrays) != set(_ARRAYS):
+        raise damaged(where, "of another format")
+    for name, array in arrays.items():
+        check_array(where, about, name, array)
+    return Chunk(**arrays, rule_names=tuple(about["rules"]), path=about["path"], num_lines=about["num_lines"])
+
+
+def check_array(where: str, about: Mapping[str, Any], name: str, array: NDArray[Any]) -> None:
+    """Raises PhalanxError where an array is not what was written. about: the chunk's metadata."""
+    if xxhash.xxh3_64_hexdigest(array.tobytes()) != about["xxh3"][name]:
+        raise damaged(where, f"with other {name}")
+
+
+def damaged(where: str, found: str) -> PhalanxError:
+    """The error for a chunk that is not what was written."""
+    return PhalanxError(
+        where, expected=f"a chunk as it was written, found one {found}", remedy="delete it and start again"
+    )
