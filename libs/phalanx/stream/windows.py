@@ -1,271 +1,298 @@
-"""Windows as a model takes them: tokens, shifted targets, positions and document numbers, with the rows that record
-what was read.
+"""Windows in the order of a job: packed, with the rows that record what was read.
 
-Under `document_mask` documents are kept apart: a target that would cross a document is IGNORED_TARGET, positions
-restart at 0 at each document (and at each window, where a document goes on from the window before: attention does not
-reach back there), and `document_ids` count the documents within a window. Without it a window is one run of tokens.
+Under `document_mask` documents are kept apart: a target that would cross a document does not count, positions restart
+at 0 at each document (and at each window, where a document goes on from the window before: attention does not reach
+back there), and document numbers count the documents within a window. Without it a window is one run of tokens.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Self, TypedDict, Unpack
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from phalanx.objects import ObjectStore
+from phalanx.stream.ahead import BlockAhead
 from phalanx.stream.batch import SURPLUS
+from phalanx.stream.cuts import NO_PLACES, WindowCut, cut_windows
 from phalanx.stream.manifest import Split
-from phalanx.stream.members import DEFAULT_CACHE_BYTES, DamagedShard, MemberCache, Tokens
-from phalanx.stream.order import NO_SEGMENTS, Order, SegmentColumns
+from phalanx.stream.member_cache import MemberCache
+from phalanx.stream.members import DamagedShard
+from phalanx.stream.mixture import Mixture
+from phalanx.stream.node_cache import NodeCache
+from phalanx.stream.order import Order
+from phalanx.stream.packed import IGNORED_TARGET, PackedWindows
+from phalanx.stream.pieces import PIECE_BYTES, SplitPieces
+from phalanx.stream.rows import ReadRows, SlotSegments, digests_of, rows_of, tokens_xxh3
+from phalanx.stream.segments import NO_SEGMENTS, SegmentColumns
+from phalanx.stream.sources import Source
 from phalanx.stream.spans import as_array, hold, holds, merged
 
-IGNORED_TARGET = -100
+__all__ = ["DEFAULT_CACHE_BYTES", "IGNORED_TARGET", "ReadRows", "WindowBatch", "WindowReader", "tokens_xxh3"]
+
+DEFAULT_CACHE_BYTES = 256 << 20
+_PIECES_AT_LEAST = 16  # that the bound holds, so that letting one go frees a small part of it
 _LOG = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReadRows:
-    """Record columns of the windows read, surplus slots left out; n windows, m segments.
-
-    position int64 [n]; weight float32 [n]: 1, or 0 where the journal takes the window out; xxh3 uint64 [n]: XXH3-64
-    over the window's input tokens as little-endian uint32, as the model received them. segment_window int64 [m]: row of
-    the segment's window; shard, member, offset (tokens inside the member), length (tokens): int64 [m]. A window of
-    weight 0 lists the segments it stands for, though their bytes were not read; none where the index that would tell
-    them is damaged.
-    """
-
-    position: NDArray[np.int64]
-    weight: NDArray[np.float32]
-    xxh3: NDArray[np.uint64]
-    segment_window: NDArray[np.int64]
-    shard: NDArray[np.int64]
-    member: NDArray[np.int64]
-    offset: NDArray[np.int64]
-    length: NDArray[np.int64]
+Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowBatch:
-    """tokens, targets, position_ids, document_ids: int64 [n, seq_len], one row for each position asked; rows: what to
-    record.
+    """One row for each position asked; rows: what to record. The int64 forms, [n, seq_len] each, are made anew whenever
+    they are asked for.
     """
 
-    tokens: NDArray[np.int64]
-    targets: NDArray[np.int64]
-    position_ids: NDArray[np.int64]
-    document_ids: NDArray[np.int64]
+    packed: PackedWindows
     rows: ReadRows
 
+    @property
+    def tokens(self) -> Int64:
+        """Inputs."""
+        return self.packed.inputs()
 
-class WindowReader:
-    """Reads windows of `split` in the given order.
+    @property
+    def targets(self) -> Int64:
+        """Each input's successor, IGNORED_TARGET where it does not count."""
+        return self.packed.targets()
+
+    @property
+    def position_ids(self) -> Int64:
+        """Positions, from 0 at each document."""
+        return self.packed.position_ids()
+
+    @property
+    def document_ids(self) -> Int64:
+        """Number of the document within the window."""
+        return self.packed.document_ids()
+
+
+class ReaderOptions(TypedDict, total=False):
+    """See MixtureReader."""
+
+    zero_weight: Sequence[tuple[int, int]]
+    cache_bytes: int
+    cache: NodeCache | None
+    num_threads: int
+    deadline_s: float
+    reads_ahead: bool
+
+
+class MixtureReader:
+    """Reads windows of several sources, which lie where `mixture` says.
 
     zero_weight: ranges [start, stop) of window positions that the journal takes out of training (skipped or damaged):
-    not a byte of them is read, they hold token 0 and no target, and count no valid token. The last target of the window
-    before one of them, which would be its first token, does not count either. cache_bytes bounds the members
-    kept, and a warning is logged where a block may hold more; deadline_s bounds one read. Use it in the process that
-    made it; `close` ends its threads.
+    their tokens are not looked at, they hold token 0 and no target, and count no valid token. The last target of the
+    window before one of them on its source's stream, which would be its first token, does not count either.
+    cache_bytes bounds the members in memory, and a warning is logged where a block may hold more; cache: where those of
+    remote splits are kept for all ranks of a node; deadline_s bounds one wait. reads_ahead: whether the rest of a block
+    and the next one are fetched before they are asked for, which serves those who read on and on. Use it in the process
+    that made it; `close` ends its threads.
     """
 
     def __init__(
         self,
-        store: ObjectStore,
-        split: Split,
-        order: Order,
+        sources: Sequence[Source],
+        mixture: Mixture,
         document_mask: bool,
         *,
         zero_weight: Sequence[tuple[int, int]] = (),
         cache_bytes: int = DEFAULT_CACHE_BYTES,
-        num_threads: int = 4,
+        cache: NodeCache | None = None,
+        num_threads: int = 8,
         deadline_s: float = 120,
+        reads_ahead: bool = False,
     ) -> None:
-        self._order, self._document_mask = order, document_mask
+        assert len(sources) == mixture.num_sources
+        self._sources, self._mixture, self._document_mask = tuple(sources), mixture, document_mask
+        self._seq_len = sources[0].order.seq_len
+        self._dtype = max((source.split.dtype for source in sources), key=lambda dtype: dtype.itemsize)
         self.set_zero_weight(zero_weight)
-        self._members = MemberCache(store, split, order.index_of, cache_bytes, num_threads, deadline_s)
-        _warn_of_large_blocks(split, order.shuffle_block_shards, cache_bytes)
+        piece_bytes = min(PIECE_BYTES, max(1, cache_bytes // _PIECES_AT_LEAST))
+        self._members = MemberCache(
+            [_pieces(source, piece_bytes, cache) for source in sources], cache_bytes, num_threads, deadline_s
+        )
+        self._ahead = [self._block_ahead(number) for number in range(len(sources))] if reads_ahead else []
+        _warn_of_large_blocks(sources, cache_bytes)
+
+    def _block_ahead(self, number: int) -> BlockAhead:
+        def start(segments: SegmentColumns, budget_bytes: int) -> int:
+            return self._members.ahead(number, segments, budget_bytes)
+
+        budget_bytes = self._members.cache_bytes // len(self._sources)
+        return BlockAhead(self._sources[number].order, start, self._members.threads, budget_bytes)
 
     def set_zero_weight(self, spans: Sequence[tuple[int, int]]) -> None:
         """Takes other ranges out of training from now on: the journal has changed."""
         self._zero_weight = merged(as_array(spans))
-        self._without_segments = as_array(())
+        self._without_segments = [as_array(()) for _ in self._sources]
+
+    def set_mixture(self, mixture: Mixture) -> None:
+        """Reads by another mixture of the same sources from now on: the journal has changed."""
+        assert len(self._sources) == mixture.num_sources
+        self._mixture = mixture
 
     def close(self) -> None:
         """Ends the threads that fetch ahead."""
         self._members.close()
 
-    def __enter__(self) -> WindowReader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def prefetch(self, positions: NDArray[np.int64]) -> None:
-        """Starts to fetch what these windows need (any shape, -1 ignored), as far as the cache holds it; raises only
+    def prefetch(self, positions: Int64) -> None:
+        """Starts to fetch what these windows need (any shape, -1 ignored), as far as the bound holds it; raises only
         what the indices raise.
         """
-        windows = (self._order.between(*self._tokens_read(p)) for p in self._read_positions(positions))
-        self._members.ahead(member for window in windows for member in _members_of(window))
+        for cut in self._cuts(positions.ravel()):
+            self._members.want(cut.source, cut.segments)
 
-    def read(self, positions: NDArray[np.int64]) -> WindowBatch:
+    def read(self, positions: Int64) -> WindowBatch:
         """The windows at `positions`, int64 [n]; -1 is a surplus slot: token 0, no target, no row.
 
         Raises DamagedShard for bytes that are wrong twice, OutsideError where the store fails or the deadline passes.
         """
         assert positions.ndim == 1
-        self.prefetch(positions)
-        shape = len(positions), self._order.seq_len
-        tokens, targets = np.zeros(shape, np.int64), np.full(shape, IGNORED_TARGET, np.int64)
-        position_ids, document_ids = np.tile(np.arange(shape[1]), (shape[0], 1)), np.zeros(shape, np.int64)
-        rows = _Rows()
-        for row, position in enumerate(positions.tolist()):
-            if position == SURPLUS:
-                continue
-            if self._is_zero_weight(position):
-                rows.add(position, 0.0, tokens[row], self._segments_left_out(position))
-                continue
-            segments = self._order.window(position)
-            tokens[row], targets[row] = self._tokens_and_targets(position, segments)
-            if self._document_mask:
-                position_ids[row], document_ids[row] = _document_positions(segments.length)
-            rows.add(position, 1.0, tokens[row], segments)
-        return WindowBatch(tokens, targets, position_ids, document_ids, rows.columns())
+        cuts = self._cuts(positions)
+        for cut in cuts:
+            self._members.want(cut.source, cut.segments)
+        for cut in cuts if self._ahead else ():
+            self._ahead[cut.source].reached(int(cut.windows[-1]))
+        tokens = np.zeros((len(positions), self._seq_len + 1), self._dtype)
+        for cut in cuts:
+            cut.place(self._members.gather(cut.source, cut.segments), tokens)
+        is_row = positions != SURPLUS
+        counts = self._is_read(positions)
+        left_out = [self._left_out(slot, int(positions[slot])) for slot in np.flatnonzero(is_row & ~counts).tolist()]
+        rows = rows_of(
+            positions,
+            is_row,
+            counts.astype(np.float32),
+            digests_of(tokens[is_row, :-1]),
+            [*(cut.read() for cut in cuts), *left_out],
+        )
+        return WindowBatch(self._packed(tokens, counts, cuts), rows)
 
-    def valid_targets(self, positions: NDArray[np.int64]) -> int:
+    def _packed(
+        self, tokens: NDArray[np.unsignedinteger], counts: NDArray[np.bool_], cuts: list[WindowCut]
+    ) -> PackedWindows:
+        seq_len = self._seq_len
+        ignored = [cut.slots[cut.is_cut] * seq_len + seq_len - 1 for cut in cuts]
+        if not self._document_mask:
+            starts = [np.arange(len(counts), dtype=np.int64) * seq_len]
+        else:
+            starts = [np.flatnonzero(~counts) * seq_len]
+            for cut in cuts:
+                begins, ends = cut.documents()
+                starts.append(begins)
+                ignored.append(ends)
+        return PackedWindows(tokens, np.sort(np.concatenate(starts)), np.concatenate([NO_PLACES, *ignored]), counts)
+
+    def valid_targets(self, positions: Int64) -> int:
         """Targets that count in the windows at `positions` (any shape, -1 ignored), from the order alone: no token is
         read.
         """
-        counted = np.array(sorted(self._read_positions(positions)), dtype=np.int64)
-        if not len(counted):
-            return 0
-        order, seq_len = self._order, self._order.seq_len
-        cut = counted[hold(self._zero_weight, counted + 1)]
-        if not self._document_mask:
-            return len(counted) * seq_len - len(cut)
-        runs = np.split(counted, np.flatnonzero(np.diff(counted) != 1) + 1)
-        ends = sum(order.count_document_ends(int(run[0]) * seq_len, (int(run[-1]) + 1) * seq_len) for run in runs)
-        # Where the window itself ends with a document, its last target is among these ends already.
-        last_tokens = [(int(position) + 1) * seq_len - 1 for position in cut]
-        cut_inside = sum(1 - order.count_document_ends(last, last + 1) for last in last_tokens)
-        return len(counted) * seq_len - ends - cut_inside
+        total, seq_len = 0, self._seq_len
+        for source, _, windows, is_cut in self._placed(positions.ravel()):
+            order, total = self._sources[source].order, total + len(windows) * seq_len - int(is_cut.sum())
+            if not self._document_mask:
+                continue
+            runs = np.split(windows, np.flatnonzero(np.diff(windows) != 1) + 1)
+            total -= sum(order.count_document_ends(int(run[0]) * seq_len, (int(run[-1]) + 1) * seq_len) for run in runs)
+            # Where the window itself ends with a document, its last target is among these ends already.
+            last_tokens = ((windows[is_cut] + 1) * seq_len - 1).tolist()
+            total += sum(order.count_document_ends(last, last + 1) for last in last_tokens)
+        return total
 
-    def _read_positions(self, positions: NDArray[np.int64]) -> list[int]:
+    def _is_read(self, positions: Int64) -> NDArray[np.bool_]:
         """Those of `positions` whose tokens are read: neither surplus nor of weight 0."""
-        return [p for p in positions.ravel().tolist() if p != SURPLUS and not self._is_zero_weight(p)]
+        is_read: NDArray[np.bool_] = (positions != SURPLUS) & ~hold(self._zero_weight, positions)
+        return is_read
 
-    def _is_zero_weight(self, position: int) -> bool:
-        return holds(self._zero_weight, position)
-
-    def _tokens_read(self, position: int) -> tuple[int, int]:
-        """The tokens of the stream, half-open, that a window needs: its own, and the first of the next unless that one
-        is taken out.
+    def _placed(self, positions: Int64) -> Iterator[tuple[int, Int64, Int64, NDArray[np.bool_]]]:
+        """For each source the slots of `positions` that read it, its windows in these, sorted, and for each whether the
+        window behind it is taken out.
         """
-        start = position * self._order.seq_len
-        stop = start + self._order.seq_len
-        return start, stop if self._is_zero_weight(position + 1) else stop + 1
+        slots = np.flatnonzero(self._is_read(positions))
+        sources, windows = self._mixture.place(positions[slots])
+        for source in range(len(self._sources)):
+            mine = np.flatnonzero(sources == source)
+            if not len(mine):
+                continue
+            mine = mine[np.argsort(windows[mine], kind="stable")]
+            behind = self._mixture.positions(source, windows[mine] + 1)
+            yield source, slots[mine], windows[mine], hold(self._zero_weight, behind)
 
-    def _segments_left_out(self, position: int) -> SegmentColumns:
+    def _cuts(self, positions: Int64) -> list[WindowCut]:
+        return [
+            cut_windows(self._sources[source].order, source, self._sources[source].first_shard, slots, windows, is_cut)
+            for source, slots, windows, is_cut in self._placed(positions)
+        ]
+
+    def _left_out(self, slot: int, position: int) -> SlotSegments:
         """The segments of a window that is taken out, or none in a block whose indices can't all be read."""
-        if holds(self._without_segments, position):
-            return NO_SEGMENTS
-        try:
-            return self._order.window(position)
-        except DamagedShard as damage:
-            _LOG.warning("windows without weight are recorded without their segments: %s", damage)
-            epochs = range(self._order.epoch_of(position), self._order.epoch_of_last(position) + 1)
-            blocks = as_array([self._order.span_of_block(epoch, damage.shard) for epoch in epochs])
-            self._without_segments = merged(np.concatenate([self._without_segments, blocks]))
-            return NO_SEGMENTS
-
-    def _tokens_and_targets(
-        self, position: int, segments: SegmentColumns
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Inputs and targets of one window, int64 [seq_len] each."""
-        seq_len = self._order.seq_len
-        tokens = self._gather(segments)
-        targets = np.full(seq_len, IGNORED_TARGET, np.int64)
-        targets[:-1] = tokens[1:]
-        is_cut = self._is_zero_weight(position + 1)
-        if not (is_cut or (self._document_mask and segments.ends_document[-1])):
-            after = (position + 1) * seq_len
-            targets[-1] = self._gather(self._order.between(after, after + 1))[0]
-        if self._document_mask:
-            last_inputs = np.cumsum(segments.length) - 1
-            targets[last_inputs[segments.ends_document]] = IGNORED_TARGET
-        return tokens, targets
-
-    def _gather(self, segments: SegmentColumns) -> NDArray[np.int64]:
-        members = self._members.get(_members_of(segments))
-        places = zip(
-            segments.shard.tolist(),
-            segments.member.tolist(),
-            segments.offset.tolist(),
-            segments.length.tolist(),
-            strict=True,
-        )
-        return np.concatenate([members[s, m][offset : offset + length] for s, m, offset, length in places]).astype(
-            np.int64
-        )
+        place, window_of = self._mixture.place(np.array([position]))
+        number, window = int(place[0]), int(window_of[0])
+        source = self._sources[number]
+        segments = NO_SEGMENTS
+        if not holds(self._without_segments[number], window):
+            try:
+                segments = source.order.window(window)
+            except DamagedShard as damage:
+                _LOG.warning("windows without weight are recorded without their segments: %s", damage)
+                self._without_segments[number] = merged(
+                    np.concatenate([self._without_segments[number], _blocks_of(source, window, damage.shard)])
+                )
+        return SlotSegments(segments, np.full(len(segments.length), slot, np.int64), source.first_shard)
 
 
-def _warn_of_large_blocks(split: Split, shuffle_block_shards: int, cache_bytes: int) -> None:
-    largest_tokens = int(np.sort(split.shard_tokens)[-shuffle_block_shards:].sum())
-    if largest_tokens * split.dtype.itemsize > cache_bytes:
+class WindowReader(MixtureReader):
+    """Reads the windows of one split in its order; see MixtureReader."""
+
+    def __init__(
+        self, store: ObjectStore, split: Split, order: Order, document_mask: bool, **options: Unpack[ReaderOptions]
+    ) -> None:
+        super().__init__([Source(split.name, store, split, order)], Mixture(), document_mask, **options)
+
+
+def _blocks_of(source: Source, window: int, shard: int) -> Int64:
+    """Windows of the block that holds a shard of the source, in the epochs that `window` lies in; int64 [k, 2]."""
+    order = source.order
+    epochs = range(order.epoch_of(window), order.epoch_of_last(window) + 1)
+    return as_array([order.span_of_block(epoch, shard - source.first_shard) for epoch in epochs])
+
+
+def _pieces(source: Source, piece_bytes: int, cache: NodeCache | None) -> SplitPieces:
+    return SplitPieces(
+        source.store,
+        source.split,
+        source.order.index_of,
+        piece_bytes=piece_bytes,
+        cache=cache,
+        first_shard=source.first_shard,
+    )
+
+
+def block_bytes(source: Source) -> int:
+    """Bytes of tokens that the largest block of a source may hold."""
+    largest_tokens = int(np.sort(source.split.shard_tokens)[-source.order.shuffle_block_shards :].sum())
+    return largest_tokens * source.split.dtype.itemsize
+
+
+def _warn_of_large_blocks(sources: Sequence[Source], cache_bytes: int) -> None:
+    needed_bytes = sum(block_bytes(source) for source in sources)
+    if needed_bytes > cache_bytes:
         _LOG.warning(
             "%s: a block of %d shards may hold %d bytes of tokens, the cache %d: members will be fetched more than "
             "once; lower data.shuffle_block_shards",
-            split.url,
-            shuffle_block_shards,
-            largest_tokens * split.dtype.itemsize,
+            ", ".join(source.split.url for source in sources),
+            sources[0].order.shuffle_block_shards,
+            needed_bytes,
             cache_bytes,
         )
-
-
-class _Rows:
-    """Collects ReadRows window by window."""
-
-    def __init__(self) -> None:
-        self._windows: list[tuple[int, float, int]] = []
-        self._segments: list[SegmentColumns] = []
-
-    def add(self, position: int, weight: float, tokens: NDArray[np.int64], segments: SegmentColumns) -> None:
-        self._windows.append((position, weight, tokens_xxh3(tokens)))
-        self._segments.append(segments)
-
-    def columns(self) -> ReadRows:
-        def segment_column(name: str) -> NDArray[np.int64]:
-            empty = [np.zeros(0, np.int64)]
-            return np.concatenate(empty + [getattr(segments, name) for segments in self._segments])
-
-        counts = np.array([len(segments.length) for segments in self._segments], dtype=np.int64)
-        return ReadRows(
-            position=np.array([position for position, _, _ in self._windows], dtype=np.int64),
-            weight=np.array([weight for _, weight, _ in self._windows], dtype=np.float32),
-            xxh3=np.array([digest for _, _, digest in self._windows], dtype=np.uint64),
-            segment_window=np.repeat(np.arange(len(counts), dtype=np.int64), counts),
-            shard=segment_column("shard"),
-            member=segment_column("member"),
-            offset=segment_column("offset"),
-            length=segment_column("length"),
-        )
-
-
-def tokens_xxh3(tokens: NDArray[np.integer] | Tokens) -> int:
-    """The digest that a step record keeps of a window: XXH3-64 over its tokens as little-endian uint32."""
-    return int(xxhash.xxh3_64_intdigest(np.ascontiguousarray(tokens, dtype="<u4").tobytes()))
-
-
-def _members_of(segments: SegmentColumns) -> Iterable[tuple[int, int]]:
-    return zip(segments.shard.tolist(), segments.member.tolist(), strict=True)
-
-
-def _document_positions(lengths: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Positions that restart with each segment, and the number of each segment, for every token; int64 [sum of lengths]
-    each.
-    """
-    document_ids = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
-    starts = np.cumsum(lengths) - lengths
-    return np.arange(len(document_ids), dtype=np.int64) - starts[document_ids], document_ids

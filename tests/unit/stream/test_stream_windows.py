@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from stream_builders import numbered_documents, write_split
 
 from phalanx.objects import open_store
+from phalanx.objects.faults import FaultyStore, corrupt_read, on
 from phalanx.stream import DamagedShard, Order, ShardIndices, WindowReader, open_split, slots
 from phalanx.stream.spans import as_array, hold
 
@@ -32,6 +33,15 @@ class Reading:
             for s, shard in enumerate(lengths)
             for d in range(len(shard))
         }
+
+    def remote(self, faults=()):
+        """The same split in a store whose objects are no files here: it is read by requests."""
+        self.store = FaultyStore(self.store, faults)
+        return self
+
+    def requests(self):
+        """What was asked of the shards."""
+        return [call.key for call in self.store.calls if call.operation == "read" and call.key.endswith(".tar")]
 
     def reader(self, document_mask=True, **options):
         return WindowReader(self.store, self.split, self.order, document_mask, **options)
@@ -235,18 +245,12 @@ def test_read_damaged_index_is_named(reading):
         read_all(reading)
 
 
-def test_read_transient_wrong_bytes_are_fetched_again(reading, monkeypatch):
+def test_read_transient_wrong_bytes_are_fetched_again(reading):
     """Case 5: re-fetched once."""
-    good, asked = read_all(reading), []
-    read = reading.store.read
-
-    def wrong_at_first(key, offset=0, length=None):
-        data = read(key, offset, length)
-        asked.append((key, offset))
-        return bytes(len(data)) if key.endswith(".tar") and asked.count((key, offset)) == 1 else data
-
-    monkeypatch.setattr(reading.store, "read", wrong_at_first)
+    good = read_all(reading)
+    reading.remote([corrupt_read(on("read", f"t-{shard:08d}.tar", nth=0), 5) for shard in range(len(LENGTHS))])
     assert (read_all(reading).tokens == good.tokens).all()
+    assert sorted(reading.requests()) == sorted(2 * [f"t-{shard:08d}.tar" for shard in range(len(LENGTHS))])
 
 
 def test_read_small_cache_stays_within_its_bound_and_gives_the_same(reading):
@@ -259,17 +263,11 @@ def test_read_small_cache_stays_within_its_bound_and_gives_the_same(reading):
             assert reader._members.kept_bytes <= max(300, largest)
 
 
-def test_read_whole_epoch_fetches_each_member_once(reading, monkeypatch):
-    asked, read = [], reading.store.read
-
-    def counting(key, offset=0, length=None):
-        asked.append((key, offset))
-        return read(key, offset, length)
-
-    monkeypatch.setattr(reading.store, "read", counting)
-    read_all(reading)
-    members = [request for request in asked if request[0].endswith(".tar")]
-    assert len(members) == len(set(members)) > 5
+@pytest.mark.parametrize(("cache_bytes", "requests"), [(256 << 20, len(LENGTHS)), (4800, 8)])
+def test_read_whole_epoch_fetches_each_member_once_and_adjacent_ones_together(reading, cache_bytes, requests):
+    """Pieces of 300 bytes hold one member or two, those of the usual size a whole shard."""
+    read_all(reading.remote(), cache_bytes=cache_bytes)
+    assert len(reading.requests()) == requests
 
 
 def test_prefetch_of_kept_members_asks_for_no_index(reading):

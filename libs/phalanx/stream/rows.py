@@ -1,0 +1,81 @@
+"""What a step record keeps of the windows read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from phalanx.stream.segments import SegmentColumns, joined
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadRows:
+    """Record columns of the windows read, surplus slots left out; n windows, m segments.
+
+    position int64 [n]; weight float32 [n]: 1, or 0 where the journal takes the window out; xxh3 uint64 [n]: XXH3-64
+    over the window's input tokens as little-endian uint32, as the model received them. segment_window int64 [m]: row of
+    the segment's window; shard (counted through over all sources), member, offset (tokens inside the member), length
+    (tokens): int64 [m]. A window of weight 0 lists the segments it stands for, though their bytes were not read; none
+    where the index that would tell them is damaged.
+    """
+
+    position: NDArray[np.int64]
+    weight: NDArray[np.float32]
+    xxh3: NDArray[np.uint64]
+    segment_window: NDArray[np.int64]
+    shard: NDArray[np.int64]
+    member: NDArray[np.int64]
+    offset: NDArray[np.int64]
+    length: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SlotSegments:
+    """Segments of some slots: slot int64 [m], the slot that each segment belongs to."""
+
+    segments: SegmentColumns
+    slot: NDArray[np.int64]
+    first_shard: int
+
+
+def rows_of(
+    positions: NDArray[np.int64], is_row: NDArray[np.bool_], weights: NDArray[np.float32], digests: NDArray[np.uint64],
+    parts: Sequence[SlotSegments],
+) -> ReadRows:  # fmt: skip
+    """The rows of the slots where `is_row`, in the order of the slots. positions, is_row, weights: [slots]; digests: of
+    the rows alone. The segments of one slot are in one part.
+    """
+    slot = np.concatenate([np.zeros(0, np.int64), *(part.slot for part in parts)])
+    segments = joined([part.segments for part in parts])
+    counts = [len(part.slot) for part in parts]
+    shard = segments.shard + np.repeat(np.array([part.first_shard for part in parts], np.int64), counts)
+    columns = [slot, shard, segments.member, segments.offset, segments.length]
+    if (slot[1:] < slot[:-1]).any():
+        order = np.argsort(slot, kind="stable")
+        columns = [column[order] for column in columns]
+    slot, shard, member, offset, length = columns
+    return ReadRows(
+        position=positions[is_row],
+        weight=weights[is_row],
+        xxh3=digests,
+        segment_window=(np.cumsum(is_row) - 1)[slot],
+        shard=shard,
+        member=member,
+        offset=offset,
+        length=length,
+    )
+
+
+def tokens_xxh3(tokens: NDArray[np.integer]) -> int:
+    """The digest that a step record keeps of a window: XXH3-64 over its tokens as little-endian uint32."""
+    return int(xxhash.xxh3_64_intdigest(np.ascontiguousarray(tokens, dtype="<u4").data))
+
+
+def digests_of(windows: NDArray[np.unsignedinteger]) -> NDArray[np.uint64]:
+    """`tokens_xxh3` of each row of [n, S], uint64 [n]."""
+    wide = windows.astype("<u4", copy=False)
+    return np.array([xxhash.xxh3_64_intdigest(row.data) for row in wide], dtype=np.uint64)
