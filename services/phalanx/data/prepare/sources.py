@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import os
 import sysconfig
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from phalanx.core.errors import PhalanxError
 from phalanx.data.prepare.inputs import TEXT_SUFFIXES, Fields, InputFile, Piece, RawDocument, cut
 from phalanx.data.prepare.inputs.documents import DEFAULT_FIELDS
+from phalanx.data.prepare.inputs.listing import list_inputs
 from phalanx.data.prepare.inputs.reading import Reading
 
 __all__ = ["TEXT_SUFFIXES", "Fields", "Piece", "RawDocument", "Reading", "Source", "python_stdlib_corpus", "source_of"]
@@ -32,12 +33,13 @@ _STDLIB_LEFT_OUT = frozenset(
 class Source:
     """Files below `root` (an absolute folder or an s3:// URL; "" where the inputs share none), in reading order.
 
-    fields: where records keep text and id.
+    fields: where records keep text and id. left_out: how many files the listing did not take, by suffix.
     """
 
     root: str
     files: tuple[InputFile, ...]
     fields: Fields = DEFAULT_FIELDS
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def num_bytes(self) -> int:
@@ -78,35 +80,26 @@ class Source:
     def to_json(self) -> str:
         """ASCII that `from_json` turns back into this source."""
         files = [[file.path, file.num_bytes] for file in self.files]
-        return json.dumps({"root": self.root, "files": files, "fields": asdict(self.fields)})
+        return json.dumps({"root": self.root, "files": files, "fields": asdict(self.fields), "left_out": self.left_out})
 
     @staticmethod
     def from_json(text: str) -> Source:
         """The source that `to_json` gave."""
         found = json.loads(text)
-        return Source(found["root"], tuple(InputFile(*file) for file in found["files"]), Fields(**found["fields"]))
+        files = tuple(InputFile(*file) for file in found["files"])
+        return Source(found["root"], files, Fields(**found["fields"]), found["left_out"])
 
 
-def source_of(path: str | Path, fields: Fields = DEFAULT_FIELDS) -> Source:
-    """The source at `path`: one file, or a folder with all files of known suffixes below it, sorted by relative path.
+def source_of(inputs: str | Path | Sequence[str | Path], fields: Fields = DEFAULT_FIELDS) -> Source:
+    """The source that one or more inputs stand for: files, folders, patterns (`corpus/**/*.jsonl.gz`), s3:// URLs.
 
-    Hidden files and folders are left out. Raises PhalanxError where nothing is there to read.
+    See `inputs.listing` for what is taken and in which order. Raises PhalanxError where an input stands for nothing
+    that we read, or a field's name is empty.
     """
-    path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links that the user chose
-    if path.is_file():
-        return _files(path.parent, [path.name], fields)
-    if not path.is_dir():
-        raise PhalanxError(str(path), expected="a folder or file of text", remedy="nothing is there: check the path")
-    suffixes = TEXT_SUFFIXES | {".jsonl"}
-    found = [file.relative_to(path) for file in path.rglob("*") if file.suffix.lower() in suffixes and file.is_file()]
-    names = sorted(file.as_posix() for file in found if not any(part.startswith(".") for part in file.parts))
-    if not names:
-        raise PhalanxError(
-            str(path),
-            expected="a folder with text files (.txt, .md, .jsonl, source files)",
-            remedy="it holds none: check the path",
-        )
-    return _files(path, names, fields)
+    fields.check()
+    given = [inputs] if isinstance(inputs, str | Path) else inputs
+    listing = list_inputs([str(each) for each in given])
+    return Source(listing.root, listing.files, fields, listing.left_out)
 
 
 def python_stdlib_corpus(max_bytes: int) -> Source:

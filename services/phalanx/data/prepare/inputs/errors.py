@@ -24,3 +24,8 @@ class ChangedInput(PhalanxError):
         super().__init__(
             location, expected=f"the file as it was listed, {found}", remedy="start again once nothing writes the input"
         )
+
+    @staticmethod
+    def of_size(location: str, listed: int, found: int) -> ChangedInput:
+        """A file whose size is another than it was listed with."""
+        return ChangedInput(location, f"of {listed} bytes, but it has {found}")

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from phalanx.core.errors import PhalanxError
 from phalanx.data.prepare.inputs.documents import Fields, RawDocument
 from phalanx.data.prepare.inputs.formats import Kind
 from phalanx.data.prepare.inputs.lines import line_document, read_lines
-from phalanx.data.prepare.inputs.opening import opened
+from phalanx.data.prepare.inputs.opening import location_of, opened
 from phalanx.data.prepare.inputs.pieces import Piece, Span
+from phalanx.data.prepare.inputs.samples import tar_documents
+from phalanx.data.prepare.inputs.unpacking import unpacked
 
 
 class Reading:
@@ -28,17 +31,37 @@ class Reading:
             yield from self._documents(span, stream)
 
     def _documents(self, span: Span, stream: BinaryIO) -> Iterator[RawDocument]:
+        location = location_of(self._root, span.path)
+        if span.format.kind is Kind.PARQUET:
+            yield from _rows(stream, span, location, self._fields)
+            return
+        plain = unpacked(stream, span.format.compression, location)
         match span.format.kind:
             case Kind.JSON_LINES:
-                yield from self._lines(span, stream)
+                yield from self._lines(span, plain)
+            case Kind.TAR:
+                yield from tar_documents(plain, span.path, location, self._fields)
             case _:
-                data = stream.read()
+                data = plain.read()
                 yield RawDocument(span.path, data, len(data))
 
     def _lines(self, span: Span, stream: BinaryIO) -> Iterator[RawDocument]:
-        stop = None if span.is_whole else span.stop
+        if not span.num_bytes:
+            yield RawDocument(span.path, b"", 0)
+        stop = span.stop if self._piece.part_of else None
         for number, line in enumerate(read_lines(stream, span.start, stop), start=1):
-            self.num_lines = number if self._piece.part_of else 0
+            if self._piece.part_of:
+                self.num_lines = number
             document = line_document(line, number, span, self._fields)
             if document is not None:
                 yield document
+
+
+def _rows(stream: BinaryIO, span: Span, location: str, fields: Fields) -> Iterator[RawDocument]:
+    try:
+        from phalanx.data.prepare.inputs.parquet import parquet_documents
+    except ImportError as error:
+        raise PhalanxError(
+            location, expected="pyarrow to be installed, which reads parquet", remedy="pip install 'phalanx[data]'"
+        ) from error
+    return parquet_documents(stream, span, location, fields)
