@@ -3,6 +3,8 @@ arrays come out.
 """
 
 from phalanx.stream.batch import num_slots, slots
+from phalanx.stream.documents import Document, Documents
+from phalanx.stream.documents import open_documents as open
 from phalanx.stream.manifest import Split, open_split, refuse_held_out
 from phalanx.stream.members import DamagedShard, ShardIndices
 from phalanx.stream.order import Order, Segment, SegmentColumns
@@ -11,6 +13,8 @@ from phalanx.stream.windows import ReadRows, WindowBatch, WindowReader
 
 __all__ = [
     "DamagedShard",
+    "Document",
+    "Documents",
     "Order",
     "ReadRows",
     "Segment",
@@ -21,6 +25,7 @@ __all__ = [
     "WindowBatch",
     "WindowReader",
     "num_slots",
+    "open",
     "open_split",
     "refuse_held_out",
     "slots",

@@ -6,7 +6,6 @@ Damage is named as closely as the digests allow: the shard, the object's key, th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ import xxhash
 from phalanx.core.digest import sha256, xxh3
 from phalanx.data.catalog import FoundSplit
 from phalanx.objects import ObjectMissing, ObjectStore, StorageSettings, open_store
+from phalanx.stream.ids import decode_ids
 from phalanx.stream.manifest import ShardEntry, Split, ids_key, index_key, tar_key
 from phalanx.stream.shards import MalformedShard, ShardIndex, decode_index, parse_shard
 
@@ -86,18 +86,6 @@ def _above(store: ObjectStore, settings: StorageSettings | None) -> ObjectStore 
     scheme, _, path = store.url.partition("://")
     folder, slash, _ = path.rstrip("/").rpartition("/")
     return open_store(f"{scheme}://{folder or slash}", settings) if slash else None
-
-
-def decode_ids(data: bytes, num_documents: int) -> list[str]:
-    """The ids in the bytes of a shard's ids.json, in order; raises ValueError where they are not `num_documents`."""
-    try:
-        record = json.loads(data)
-    except (ValueError, RecursionError):
-        record = None
-    ids = record.get("ids") if isinstance(record, dict) else None
-    if not isinstance(ids, list) or len(ids) != num_documents or not all(isinstance(each, str) for each in ids):
-        raise ValueError(f"it does not hold {num_documents} ids")
-    return ids
 
 
 def _verify_shard(store: ObjectStore, split: Split, entry: ShardEntry) -> ShardCheck:

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from phalanx.data.tracing import Tracer
     from phalanx.spec import Job
 
+Job_ = Annotated[
+    str | None, typer.Argument(metavar="[JOB]", help="Job file, or name of a submitted job.", show_default=False)
+]
+
 
 def register(group: typer.Typer) -> None:
     """Adds the command to the `data` group."""
@@ -23,44 +27,92 @@ def register(group: typer.Typer) -> None:
 
 
 def trace(
-    job: Annotated[
-        str, typer.Argument(metavar="JOB", help="Job file, or name of a submitted job.", show_default=False)
-    ],
+    job: Job_ = None,
+    named: Annotated[
+        str | None, typer.Option("--job", metavar="JOB", help="The same as JOB.", show_default=False)
+    ] = None,
     step: Annotated[int | None, typer.Option("--step", help="Show the documents of this step's batch.")] = None,
     document: Annotated[
         str | None, typer.Option("--document", metavar="ID", help="Show the steps that see this document.")
     ] = None,
+    text: Annotated[
+        str | None, typer.Option("--text", help="Show the documents that say this, and the steps that see them.")
+    ] = None,
     epochs: Annotated[
         int, typer.Option("--epochs", min=1, help="Passes over the data to follow a document through.")
     ] = 2,
+    limit: Annotated[int, typer.Option("--limit", min=1, help="With --text: most documents to show.")] = 20,
+    show: Annotated[bool, typer.Option("--show", help="Decode what is found, too.")] = False,
     context: Context = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say which documents a step trains on, or which steps train on a document; without reading a token."""
-    if (step is None) == (document is None):
-        raise PhalanxError("phalanx data trace", expected="either --step N or --document ID", remedy="give one of them")
+    """Say which documents a step trains on, or which steps train on a document or a text. Only --text and --show read
+    tokens.
+    """
     from phalanx.cli.named import job_of
+    from phalanx.data.job_tracing import tracer_of
 
-    tracer = _tracer(job_of(job, overrides or (), context))
+    where = _one_job(job, named)
+    if [step, document, text].count(None) != 2:
+        raise PhalanxError(
+            "phalanx data trace",
+            expected="either --step N or --document ID or --text TEXT",
+            remedy="give one of them",
+        )
+    found = job_of(where, overrides or (), context)
+    tracer = tracer_of(found, shows=show)
     if step is not None:
-        rows = [asdict(segment) for segment in tracer.step(step)]
-        subject: dict[str, Any] = {"step": step, "segments": rows}
-    else:
-        rows = [asdict(visit) for visit in tracer.document(str(document), epochs)]
+        subject, rows = _step(tracer, found, step)
+    elif document is not None:
+        rows = [asdict(visit) for visit in tracer.document(document, epochs)]
         subject = {"document": document, "visits": rows}
+    else:
+        subject, rows = _text(tracer, str(text), epochs, limit)
     if as_json:
         print_json(subject)
     else:
-        print_table(list(rows[0]), (list(row.values()) for row in rows))
+        _print(subject, rows, show)
 
 
-def _tracer(job: Job) -> Tracer:
-    """The tracer of a job's training split."""
-    from phalanx.data.tracing import Tracer
-    from phalanx.stream import open_split
-    from phalanx.trainer.places import order_of, store_at
+def _one_job(job: str | None, named: str | None) -> str:
+    where = job or named
+    if where is None or (job and named):
+        raise PhalanxError(
+            "phalanx data trace",
+            expected="one job: JOB or --job JOB",
+            remedy="name a job file, or a submitted job",
+        )
+    return where
 
-    store = store_at(job, job.data.train)
-    split = open_split(store, job.data.train_digest)
-    return Tracer(store, split, order_of(job, store, split), job.training.global_batch_size)
+
+def _step(tracer: Tracer, job: Job, step: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    from phalanx.data.job_tracing import trained
+
+    rows = [asdict(segment) for segment in tracer.step(step)]
+    return {"step": step, **asdict(trained(job, step)), "segments": rows}, rows
+
+
+def _text(tracer: Tracer, text: str, epochs: int, limit: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    found = tracer.text(text, epochs, limit)
+    rows = [asdict(visit) for visit in found.visits]
+    counts = {"documents": found.documents, "occurrences": found.occurrences, "is_all": found.is_all}
+    return {"text": text, **counts, "visits": rows}, rows
+
+
+def _print(subject: dict[str, Any], rows: list[dict[str, Any]], show: bool) -> None:
+    columns = [name for name in rows[0] if show or name != "text"]
+    if len({row["source"] for row in rows}) == 1:
+        columns.remove("source")
+    print_table(columns, ([_plain(row[column]) for column in columns] for row in rows))
+    if "segments" in subject and subject["attempt"] is not None:
+        again = f"; attempts {', '.join(map(str, subject['redone']))} too, in vain" if subject["redone"] else ""
+        typer.echo(f"trained by attempt {subject['attempt']}{again}")
+    if "is_all" in subject:
+        more = "all that say it" if subject["is_all"] else "the first that say it; --limit shows more"
+        typer.echo(f"{subject['documents']} documents, {more}")
+
+
+def _plain(value: object) -> object:
+    """A text in one line."""
+    return value.replace("\n", "⏎") if isinstance(value, str) else value

@@ -1,0 +1,205 @@
+"""A split as a sequence of documents, for notebooks and for a look at what is there: `phalanx.stream.open(url)[i]`.
+
+    docs = phalanx.stream.open("s3://bucket/dataset/train")
+    len(docs); docs[17].text; docs[-3:]; docs.by_id("handbook/intro.md")[0].tokens
+
+Documents come in the order in which they are stored, not in that of a training run. Opening reads the manifest alone;
+a document costs its shard's index, its member (1 MiB as a rule; checked by its digest) and, where they are asked for,
+its shard's ids and the tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from typing import TypeAlias, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from phalanx.core.errors import PhalanxError
+from phalanx.objects import ObjectMissing, ObjectStore, StorageSettings, open_store
+from phalanx.stream.ids import find_id, read_ids
+from phalanx.stream.manifest import MANIFEST_KEY, Split, open_split
+from phalanx.stream.members import DamagedShard, ShardIndices
+from phalanx.stream.pieces import SplitPieces
+from phalanx.stream.recent import Recent
+from phalanx.stream.token_text import TokenText, find_tokenizer
+
+Tokens: TypeAlias = NDArray[np.unsignedinteger]
+MEMBER_BYTES = 1 << 20
+_KEPT_PIECES, _KEPT_IDS = 8, 8
+
+
+class Document:
+    """One document. index: its number in the split; shard, number: its shard, and its number in that."""
+
+    __slots__ = ("_documents", "index", "number", "shard")
+
+    def __init__(self, documents: Documents, index: int, shard: int, number: int) -> None:
+        self._documents, self.index, self.shard, self.number = documents, index, shard, number
+
+    @property
+    def id(self) -> str:
+        """Its id; raises OutsideError where the ids of its shard are damaged."""
+        return self._documents.ids_of(self.shard)[self.number]
+
+    @property
+    def tokens(self) -> Tokens:
+        """Its tokens, uint16 or uint32 [length], read-only; the last is the end of text. Raises DamagedShard."""
+        return self._documents.tokens_of(self.shard, self.number)
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens it has, from the shard's index alone."""
+        return int(self._documents.index_of(self.shard).lengths[self.number])
+
+    @property
+    def text(self) -> str | None:
+        """What its tokens say, without special tokens; None where the tokenizer.json is not with the dataset."""
+        tokenizer = self._documents.tokenizer
+        return None if tokenizer is None else tokenizer.decode(self.tokens)
+
+    def __repr__(self) -> str:
+        return f"Document(id={self.id!r}, index={self.index}, num_tokens={self.num_tokens})"
+
+
+class Documents(Sequence[Document]):
+    """The documents of one split. split: its manifest. Not to be carried over a fork."""
+
+    def __init__(self, store: ObjectStore, split: Split, settings: StorageSettings | None = None) -> None:
+        self._store, self._settings, self.split = store, settings, split
+        self._firsts = np.concatenate([[0], np.cumsum(split.shard_documents)])
+        self.index_of = ShardIndices(store, split)
+        self._pieces = SplitPieces(store, split, self.index_of, piece_bytes=MEMBER_BYTES)
+        self._loaded = Recent[list[Tokens | DamagedShard]](_KEPT_PIECES)
+        self._ids = Recent[list[str]](_KEPT_IDS)
+
+    @cached_property
+    def tokenizer(self) -> TokenText | None:
+        """The dataset's tokenizer, from the split's folder or the one above; None where it lies in neither. Raises
+        OutsideError for one of another digest.
+        """
+        return find_tokenizer(self._store, self.split.tokenizer_digest, self._settings)
+
+    def __len__(self) -> int:
+        return int(self._firsts[-1])
+
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Document]: ...
+    def __getitem__(self, index: int | slice) -> Document | Sequence[Document]:
+        """A document, or those of a slice as a sequence that reads them one by one; raises IndexError."""
+        if isinstance(index, slice):
+            return _Slice(self, range(len(self))[index])
+        place = range(len(self))[index]
+        shard = int(np.searchsorted(self._firsts, place, side="right")) - 1
+        return Document(self, place, shard, place - int(self._firsts[shard]))
+
+    def __iter__(self) -> Iterator[Document]:
+        return (self[index] for index in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"Documents({self.split.url!r}: {len(self):,} documents, {self.split.num_tokens:,} tokens)"
+
+    def at(self, shard: int, number: int) -> Document:
+        """A document by its shard and its number in it; raises IndexError."""
+        shard = range(self.split.num_shards)[shard]
+        number = range(int(self.split.shard_documents[shard]))[number]
+        return Document(self, int(self._firsts[shard]) + number, shard, number)
+
+    def by_id(self, document_id: str) -> tuple[Document, ...]:
+        """All documents of an id, as ids may repeat; none where there is none. Reads the ids of all shards."""
+        return tuple(self.at(*place) for place in find_id(self._store, self.split, document_id))
+
+    def ids_of(self, shard: int) -> Sequence[str]:
+        """The ids of a shard's documents; raises OutsideError where they are damaged."""
+        return self._ids.get(shard, lambda: read_ids(self._store, self.split, shard))
+
+    def tokens_of(self, shard: int, number: int) -> Tokens:
+        """See `Document.tokens`."""
+        member, start = self.place_of(shard, number)
+        cut = self._pieces.cut(shard)
+        piece = int(cut.piece_of[member])
+        loaded = self._loaded.get((shard, piece), lambda: self._pieces.load(shard, piece))
+        tokens = loaded[member - cut.members(piece)[0]]
+        if isinstance(tokens, DamagedShard):
+            raise tokens
+        return tokens[start : start + int(self.index_of(shard).lengths[number])]
+
+    def place_of(self, shard: int, number: int) -> tuple[int, int]:
+        """The member that holds a document, and where in it the document begins, in tokens."""
+        index = self.index_of(shard)
+        firsts = index.member_first_documents()
+        member = int(np.searchsorted(firsts, number, side="right")) - 1
+        return member, int(index.lengths[firsts[member] : number].sum(dtype=np.int64))
+
+
+class _Slice(Sequence[Document]):
+    """Some documents of a split, read when they are asked for."""
+
+    def __init__(self, documents: Documents, places: range) -> None:
+        self._documents, self._places = documents, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Document: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Document]: ...
+    def __getitem__(self, index: int | slice) -> Document | Sequence[Document]:
+        if isinstance(index, slice):
+            return _Slice(self._documents, self._places[index])
+        return self._documents[self._places[index]]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+
+def open_documents(url: str, split: str | None = None, settings: StorageSettings | None = None) -> Documents:
+    """The documents of a split, by the URL of its folder or of the dataset above it: `file://...` or `s3://...`.
+
+    split: which one of a dataset, `train` where none is named. settings: how the bucket is reached, else as the usual
+    AWS variables and files say. Raises PhalanxError where there is no such split, or its manifest is broken.
+    """
+    store = open_store(url, settings)
+    if split is not None:
+        store = store.within(split)
+    elif not _has_manifest(store) and _has_manifest(store.within("train")):
+        store = store.within("train")
+    return Documents(store, open_split(store), settings)
+
+
+def document_numbered(documents: Documents, shard: str, number: int | None = None) -> Document:
+    """A document by the name or number of its shard, and its number there (the first where None is given); raises
+    PhalanxError for what is not there.
+    """
+    split = documents.split
+    names = {split.shard(k).name: k for k in range(split.num_shards)} if not shard.isdecimal() else {}
+    found = int(shard) if shard.isdecimal() else names.get(shard)
+    if found is None or found >= split.num_shards:
+        raise PhalanxError(
+            "--shard",
+            value=shard,
+            expected=f"a shard of {split.url}: its name, or a number below {split.num_shards}",
+            remedy=f"the first is {split.shard(0).name}",
+        )
+    count = int(split.shard_documents[found])
+    if number is not None and not 0 <= number < count:
+        raise PhalanxError(
+            "--document",
+            value=number,
+            expected=f"a number from 0 to {count - 1}: {split.shard(found).name} has {count} documents",
+            remedy="leave out --shard to name a document by its id",
+        )
+    return documents.at(found, number or 0)
+
+
+def _has_manifest(store: ObjectStore) -> bool:
+    try:
+        store.info(MANIFEST_KEY)
+    except ObjectMissing:
+        return False
+    return True
