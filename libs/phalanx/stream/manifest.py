@@ -1,28 +1,70 @@
-"""The manifest of a split: what shards there are, how much each holds, and the digests that guard them; columnar, one
-JSON object.
+"""The manifest of a split: what shards there are, how much each holds, and the digests that guard them.
 
 A split folder holds `manifest.json` and, for each shard, `<shard>.tar`, `<shard>.index.safetensors` and
 `<shard>.ids.json`. The dataset digest is the SHA-256 of the manifest's bytes; through the digests in it, it names every
-byte of the split.
+byte of the split. Up to `INLINE_SHARDS` shards their columns stand in the JSON itself; above, `shards.safetensors`
+holds them and the JSON gives its digest: it is mapped, so that all processes of a node share it (`node_copy`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveInt, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    NonNegativeInt,
+    PositiveInt,
+    StringConstraints,
+    Tag,
+    ValidationError,
+)
 
 from phalanx.core.digest import canonical_json, sha256
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.objects import ObjectMissing, ObjectStore
+from phalanx.stream.node_copy import mapped_object
+from phalanx.stream.shard_table import (
+    MalformedTable,
+    NumberedNames,
+    ShardEntry,
+    ShardTable,
+    decode_table,
+    digest_column,
+    digest_strings,
+    numbered_or_listed,
+    table_of,
+)
 from phalanx.stream.shards import token_dtype
 
-MANIFEST_KEY = "manifest.json"
+__all__ = [
+    "INLINE_SHARDS",
+    "MANIFEST_KEY",
+    "ShardEntry",
+    "Split",
+    "encode_manifest",
+    "ids_key",
+    "index_key",
+    "manifest_objects",
+    "open_split",
+    "refuse_held_out",
+    "tar_key",
+]
+
+MANIFEST_KEY, TABLE_KEY = "manifest.json", "shards.safetensors"
 FORMAT: Literal["phalanx.split/1"] = "phalanx.split/1"
+INLINE_SHARDS = 4096
+_MAX_FOLDERS_LOOKED_AT = 8
+_REMEDY = "prepare the dataset again into an empty folder, or use the version of Phalanx that wrote it"
+
+_Digest = Annotated[str, StringConstraints(pattern=r"^xxh3:[0-9a-f]{32}$")]
 
 
 class ShardColumns(BaseModel):
@@ -33,9 +75,49 @@ class ShardColumns(BaseModel):
     bytes: list[PositiveInt]
     documents: list[PositiveInt]
     tokens: list[PositiveInt]
-    digests: list[str]
-    index_digests: list[str]
-    ids_digests: list[str]
+    digests: list[_Digest]
+    index_digests: list[_Digest]
+    ids_digests: list[_Digest]
+
+    def lengths(self) -> dict[str, int]:
+        """How many entries each column has."""
+        return {name: len(column) for name, column in self}
+
+    def table(self) -> ShardTable:
+        """The same as arrays; the columns must be of one length."""
+        return ShardTable(
+            numbered_or_listed(self.names),
+            np.array(self.bytes, np.int64),
+            np.array(self.documents, np.int64),
+            np.array(self.tokens, np.int64),
+            digest_column(self.digests),
+            digest_column(self.index_digests),
+            digest_column(self.ids_digests),
+        )
+
+
+class NameRule(BaseModel):
+    """Shards are named by the prefix and their number, from 0, in at least so many digits."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    prefix: str
+    digits: PositiveInt
+
+
+class ShardTableFile(BaseModel):
+    """Where the columns lie that do not stand in the JSON: an object beside it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    table: Literal["shards.safetensors"]
+    count: PositiveInt
+    bytes: PositiveInt
+    digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
+    names: NameRule
+
+
+def _kind_of_shards(value: object) -> str:
+    is_table = isinstance(value, ShardTableFile) or (isinstance(value, dict) and "table" in value)
+    return "table" if is_table else "columns"
 
 
 class ManifestFile(BaseModel):
@@ -52,41 +134,27 @@ class ManifestFile(BaseModel):
     num_documents: PositiveInt
     num_tokens: PositiveInt
     recipe: dict[str, Any]
-    shards: ShardColumns
+    shards: Annotated[
+        Annotated[ShardColumns, Tag("columns")] | Annotated[ShardTableFile, Tag("table")],
+        Discriminator(_kind_of_shards),
+    ]
 
-    def contradiction(self) -> str | None:
-        """What in this manifest contradicts itself, or None."""
-        columns = self.shards
-        lengths = {name: len(column) for name, column in columns}
-        if len(set(lengths.values())) != 1:
-            return f"shard columns of different lengths {lengths}"
-        if len(set(columns.names)) != len(columns.names):
+    def contradiction(self, table: ShardTable) -> str | None:
+        """What in this manifest and its table contradicts itself, or None."""
+        if min(column.min(initial=1) for column in (table.num_bytes, table.num_documents, table.num_tokens)) < 1:
+            return "a shard without a byte, document or token"
+        if isinstance(table.names, tuple) and len(set(table.names)) != len(table):
             return "a shard named twice"
-        if sum(columns.documents) != self.num_documents or sum(columns.tokens) != self.num_tokens:
+        if int(table.num_documents.sum()) != self.num_documents or int(table.num_tokens.sum()) != self.num_tokens:
             return "totals that are not the sums of the shards"
         if token_dtype(self.vocab_size).name != self.token_dtype or self.eos_id >= self.vocab_size:
             return "a token type or end-of-text id that does not fit the vocabulary"
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class ShardEntry:
-    """One shard's row of the manifest."""
-
-    name: str
-    num_bytes: int
-    num_documents: int
-    num_tokens: int
-    digest: str
-    index_digest: str
-    ids_digest: str
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Split:
-    """A verified manifest. shard_documents and shard_tokens: int64 [num_shards]; digest: the dataset digest,
-    `sha256:...`.
-    """
+    """A verified manifest. digest: the dataset digest, `sha256:...`."""
 
     url: str
     digest: str
@@ -99,27 +167,38 @@ class Split:
     num_documents: int
     num_tokens: int
     recipe: dict[str, Any]
-    shard_documents: NDArray[np.int64]
-    shard_tokens: NDArray[np.int64]
-    columns: ShardColumns = field(repr=False)
+    columns: ShardTable = field(repr=False)
 
     @property
     def num_shards(self) -> int:
         """Shards in the split."""
-        return len(self.columns.names)
+        return len(self.columns)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tars."""
+        return int(self.columns.num_bytes.sum())
+
+    @property
+    def shard_documents(self) -> NDArray[np.int64]:
+        """Documents of each shard, int64 [num_shards]."""
+        return self.columns.num_documents
+
+    @property
+    def shard_tokens(self) -> NDArray[np.int64]:
+        """Tokens of each shard, int64 [num_shards]."""
+        return self.columns.num_tokens
 
     def shard(self, number: int) -> ShardEntry:
         """The manifest's row of shard `number`."""
-        c = self.columns
-        return ShardEntry(
-            c.names[number],
-            c.bytes[number],
-            c.documents[number],
-            c.tokens[number],
-            c.digests[number],
-            c.index_digests[number],
-            c.ids_digests[number],
-        )
+        return self.columns.row(number)
+
+    def number_of(self, shard_name: str) -> int | None:
+        """The number of the shard with this name, None where there is none."""
+        try:
+            return self.columns.names.index(shard_name)
+        except ValueError:
+            return None
 
 
 def tar_key(shard_name: str) -> str:
@@ -137,6 +216,58 @@ def ids_key(shard_name: str) -> str:
     return f"{shard_name}.ids.json"
 
 
+def manifest_objects(
+    shards: Iterable[ShardEntry] | ShardTable,
+    *,
+    name: str,
+    is_held_out: bool,
+    tokenizer_digest: str,
+    vocab_size: int,
+    eos_id: int,
+    recipe: dict[str, Any],
+    inline_shards: int = INLINE_SHARDS,
+) -> tuple[tuple[str, bytes], ...]:
+    """The objects of a manifest, (key, bytes), in the order in which they must be created: `manifest.json`, which makes
+    the split exist, is the last. Equal content, equal bytes.
+
+    More than `inline_shards` shards that are named by a rule go to a table of their own.
+    """
+    table = shards if isinstance(shards, ShardTable) else table_of(shards)
+    dtype = token_dtype(vocab_size).name
+    assert dtype in ("uint16", "uint32")
+    objects: list[tuple[str, bytes]] = []
+    columns: ShardColumns | ShardTableFile
+    if len(table) > inline_shards and isinstance(table.names, NumberedNames):
+        data = table.encode()
+        objects.append((TABLE_KEY, data))
+        columns = ShardTableFile(
+            table="shards.safetensors",
+            count=len(table),
+            bytes=len(data),
+            digest=sha256(data),
+            names=NameRule(prefix=table.names.prefix, digits=table.names.digits),
+        )
+    else:
+        columns = _inline(table)
+    manifest = ManifestFile(
+        format=FORMAT,
+        name=name,
+        is_held_out=is_held_out,
+        tokenizer_digest=tokenizer_digest,
+        vocab_size=vocab_size,
+        eos_id=eos_id,
+        token_dtype="uint16" if dtype == "uint16" else "uint32",
+        num_documents=int(table.num_documents.sum()),
+        num_tokens=int(table.num_tokens.sum()),
+        recipe=recipe,
+        shards=columns,
+    )
+    problem = manifest.contradiction(table)
+    assert problem is None, problem
+    objects.append((MANIFEST_KEY, canonical_json(manifest.model_dump())))
+    return tuple(objects)
+
+
 def encode_manifest(
     shards: Sequence[ShardEntry],
     *,
@@ -147,41 +278,38 @@ def encode_manifest(
     eos_id: int,
     recipe: dict[str, Any],
 ) -> bytes:
-    """The bytes of `manifest.json` (canonical JSON: equal content, equal bytes)."""
-    columns = ShardColumns(
-        names=[s.name for s in shards],
-        bytes=[s.num_bytes for s in shards],
-        documents=[s.num_documents for s in shards],
-        tokens=[s.num_tokens for s in shards],
-        digests=[s.digest for s in shards],
-        index_digests=[s.index_digest for s in shards],
-        ids_digests=[s.ids_digest for s in shards],
-    )
-    dtype = token_dtype(vocab_size).name
-    assert dtype in ("uint16", "uint32")
-    manifest = ManifestFile(
-        format=FORMAT,
+    """The bytes of a `manifest.json` that holds its columns itself, as those of few shards do."""
+    assert len(shards) <= INLINE_SHARDS, "use manifest_objects"
+    ((_, data),) = manifest_objects(
+        shards,
         name=name,
         is_held_out=is_held_out,
         tokenizer_digest=tokenizer_digest,
         vocab_size=vocab_size,
         eos_id=eos_id,
-        token_dtype="uint16" if dtype == "uint16" else "uint32",
-        num_documents=sum(columns.documents),
-        num_tokens=sum(columns.tokens),
         recipe=recipe,
-        shards=columns,
     )
-    problem = manifest.contradiction()
-    assert problem is None, problem
-    return canonical_json(manifest.model_dump())
+    return data
 
 
-def open_split(store: ObjectStore, expected_digest: str | None = None) -> Split:
+def _inline(table: ShardTable) -> ShardColumns:
+    return ShardColumns(
+        names=list(table.names),
+        bytes=table.num_bytes.tolist(),
+        documents=table.num_documents.tolist(),
+        tokens=table.num_tokens.tolist(),
+        digests=digest_strings(table.digests),
+        index_digests=digest_strings(table.index_digests),
+        ids_digests=digest_strings(table.ids_digests),
+    )
+
+
+def open_split(store: ObjectStore, expected_digest: str | None = None, node_folder: Path | None = None) -> Split:
     """Reads and checks the manifest of the split folder that `store` is rooted at.
 
-    expected_digest: the dataset digest that it must have (None: any). Raises PhalanxError where there is no manifest,
-    another format, a contradiction in it, or another digest.
+    expected_digest: the dataset digest that it must have (None: any). node_folder: where processes of this node share
+    the table of a large one (None: below TMPDIR). Raises PhalanxError where there is no manifest, another format, a
+    contradiction in it, or another digest; OutsideError where its table is missing or damaged.
     """
     try:
         data = store.read(MANIFEST_KEY)
@@ -195,7 +323,12 @@ def open_split(store: ObjectStore, expected_digest: str | None = None) -> Split:
             expected=f"dataset digest {expected_digest}",
             remedy="name the dataset that the job was written for",
         )
-    return _split_of(store.url, digest, _parse(store.url, data))
+    manifest = _parse(store.url, data)
+    table = _table_of(store, manifest, node_folder)
+    problem = manifest.contradiction(table)
+    if problem is not None:
+        raise _contradicts(store.url, problem)
+    return _split_of(store.url, digest, manifest, table)
 
 
 def refuse_held_out(split: Split, where: str = "data.train") -> None:
@@ -210,23 +343,40 @@ def refuse_held_out(split: Split, where: str = "data.train") -> None:
 
 
 def _parse(url: str, data: bytes) -> ManifestFile:
-    where = f"{url}/{MANIFEST_KEY}"
-    remedy = "prepare the dataset again into an empty folder, or use the version of Phalanx that wrote it"
     try:
-        manifest = ManifestFile.model_validate_json(data)
+        return ManifestFile.model_validate_json(data)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the file"
         raise PhalanxError(
-            where, expected=f"a manifest of format {FORMAT} ({place}: {first['msg']})", remedy=remedy
+            f"{url}/{MANIFEST_KEY}", expected=f"a manifest of format {FORMAT} ({place}: {first['msg']})", remedy=_REMEDY
         ) from error
-    problem = manifest.contradiction()
-    if problem is not None:
-        raise PhalanxError(where, expected=f"a manifest that agrees with itself, found {problem}", remedy=remedy)
-    return manifest
 
 
-def _split_of(url: str, digest: str, manifest: ManifestFile) -> Split:
+def _table_of(store: ObjectStore, manifest: ManifestFile, node_folder: Path | None) -> ShardTable:
+    shards = manifest.shards
+    if isinstance(shards, ShardColumns):
+        lengths = shards.lengths()
+        if len(set(lengths.values())) != 1:
+            raise _contradicts(store.url, f"shard columns of different lengths {lengths}")
+        return shards.table()
+    names = NumberedNames(shards.names.prefix, shards.names.digits, shards.count)
+    try:
+        data = mapped_object(store, TABLE_KEY, shards.bytes, shards.digest, node_folder)
+        return decode_table(data, names)
+    except ObjectMissing:
+        raise OutsideError(f"{store.url}/{TABLE_KEY} is damaged: it is missing") from None
+    except MalformedTable as error:
+        raise _contradicts(store.url, f"a table that is none: {error}") from error
+
+
+def _contradicts(url: str, problem: str) -> PhalanxError:
+    return PhalanxError(
+        f"{url}/{MANIFEST_KEY}", expected=f"a manifest that agrees with itself, found {problem}", remedy=_REMEDY
+    )
+
+
+def _split_of(url: str, digest: str, manifest: ManifestFile, table: ShardTable) -> Split:
     return Split(
         url=url,
         digest=digest,
@@ -239,15 +389,27 @@ def _split_of(url: str, digest: str, manifest: ManifestFile) -> Split:
         num_documents=manifest.num_documents,
         num_tokens=manifest.num_tokens,
         recipe=manifest.recipe,
-        shard_documents=np.array(manifest.shards.documents, dtype=np.int64),
-        shard_tokens=np.array(manifest.shards.tokens, dtype=np.int64),
-        columns=manifest.shards,
+        columns=table,
     )
 
 
 def _no_manifest(store: ObjectStore) -> PhalanxError:
-    below = sorted(o.key.removesuffix(f"/{MANIFEST_KEY}") for o in store.list() if o.key.endswith(f"/{MANIFEST_KEY}"))
     remedy = "make one with `phalanx data prepare INPUT --out URL`"
+    below = [folder for folder in _folders(store) if _is_split(store, folder)]
     if below:
-        remedy = f"name one of the split folders below it: {', '.join(below[:4])}"
+        remedy = f"name one of the split folders below it: {', '.join(below)}"
     return PhalanxError(store.url, expected=f"a split folder that holds {MANIFEST_KEY}", remedy=remedy)
+
+
+def _folders(store: ObjectStore) -> list[str]:
+    """The first folders right below the store's root, without a look at what lies in them."""
+    names = (key.rstrip("/") for key in store.children() if key.endswith("/"))
+    return list(itertools.islice(names, _MAX_FOLDERS_LOOKED_AT))
+
+
+def _is_split(store: ObjectStore, folder: str) -> bool:
+    try:
+        store.info(f"{folder}/{MANIFEST_KEY}")
+    except ObjectMissing:
+        return False
+    return True

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from phalanx.core.errors import PhalanxError
-from phalanx.objects import ObjectStore
+from phalanx.objects import ObjectMissing, ObjectStore
 from phalanx.stream.manifest import MANIFEST_KEY, Split, open_split
 
 
@@ -30,7 +30,7 @@ class FoundSplit:
             "shards": split.num_shards,
             "documents": split.num_documents,
             "tokens": split.num_tokens,
-            "bytes": sum(split.columns.bytes),
+            "bytes": split.num_bytes,
             "token_dtype": split.dtype.name,
             "vocab_size": split.vocab_size,
             "eos_id": split.eos_id,
@@ -39,12 +39,23 @@ class FoundSplit:
 
 
 def find_splits(store: ObjectStore) -> Iterator[FoundSplit]:
-    """Every split at or below `store`, by path; raises PhalanxError for a manifest that is broken."""
-    for found in store.list():
-        folder, _, name = found.key.rpartition("/")
-        if name == MANIFEST_KEY:
-            below = store.within(folder) if folder else store
-            yield FoundSplit(folder, below, open_split(below))
+    """Every split at or below `store`, by path; raises PhalanxError for a manifest that is broken.
+
+    Folder by folder, and never into a split's own: it may hold millions of objects.
+    """
+    return _splits_below(store, "")
+
+
+def _splits_below(store: ObjectStore, folder: str) -> Iterator[FoundSplit]:
+    here = store.within(folder) if folder else store
+    try:
+        store.info(f"{folder}/{MANIFEST_KEY}" if folder else MANIFEST_KEY)
+    except ObjectMissing:
+        for key in store.children(f"{folder}/" if folder else ""):
+            if key.endswith("/"):
+                yield from _splits_below(store, key.rstrip("/"))
+        return
+    yield FoundSplit(folder, here, open_split(here))
 
 
 def splits_at(store: ObjectStore) -> tuple[FoundSplit, ...]:

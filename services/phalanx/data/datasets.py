@@ -144,7 +144,7 @@ def split_facts(name: str, split: Split) -> DatasetSplit:
         num_documents=split.num_documents,
         num_tokens=split.num_tokens,
         num_shards=split.num_shards,
-        num_bytes=sum(split.columns.bytes),
+        num_bytes=split.num_bytes,
     )
 
 

@@ -108,8 +108,9 @@ class Reports:
 
 def shard_number(split: Split, key: str) -> int:
     """The number of the shard whose tar or index `key` is; raises NotFound."""
-    for number, name in enumerate(split.columns.names):
-        if key in (tar_key(name), index_key(name)):
+    for key_of in (tar_key, index_key):
+        number = split.number_of(key.removesuffix(key_of("")))
+        if number is not None and key == key_of(split.columns.names[number]):
             return number
     raise NotFound(
         "shard",

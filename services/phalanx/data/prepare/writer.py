@@ -20,7 +20,7 @@ from phalanx.data.prepare.report import SplitSummary
 from phalanx.data.prepare.rules import LONG_DOCUMENT_TOKENS
 from phalanx.data.prepare.tokenizer import TextTokenizer
 from phalanx.objects import ObjectExists, ObjectMissing, ObjectStore
-from phalanx.stream.manifest import MANIFEST_KEY, ShardEntry, encode_manifest, ids_key, index_key, tar_key
+from phalanx.stream.manifest import ShardEntry, ids_key, index_key, manifest_objects, tar_key
 from phalanx.stream.shards import BuiltShard, ShardBuilder
 
 IDS_FORMAT = "phalanx.ids/1"
@@ -93,7 +93,7 @@ class SplitWriter:
 
     def write_manifest(self, *, is_held_out: bool, recipe: dict[str, Any]) -> SplitSummary:
         """Writes the manifest, which makes the split exist."""
-        data = encode_manifest(
+        objects = manifest_objects(
             self._entries,
             name=self._name,
             is_held_out=is_held_out,
@@ -102,10 +102,11 @@ class SplitWriter:
             eos_id=self._tokenizer.eos_id,
             recipe=recipe,
         )
-        create_same(self._store, MANIFEST_KEY, data)
+        for key, data in objects:
+            create_same(self._store, key, data)
         return SplitSummary(
             self._name,
-            sha256(data),
+            sha256(objects[-1][1]),
             len(self._entries),
             sum(entry.num_documents for entry in self._entries),
             sum(entry.num_tokens for entry in self._entries),
