@@ -20,7 +20,8 @@ class PackedWindows:
 
     tokens: uint16 or uint32 [n, S + 1]; the last column is the token behind the window (0 where it is not read).
     starts: int64 [m], sorted, places row x S + column at which a document, or the rest of one, begins; the first of
-    each row among them (without a document mask: only those). ignored: int64 [k], places whose target does not count.
+    each row among them (without a document mask: only those). ignored: int64 [k], sorted, places whose target does not
+    count.
     counts: bool [n], false for a row without any target, whose tokens are 0.
     """
 
@@ -53,6 +54,24 @@ class PackedWindows:
         """int64 [n, S]: the number of each document within its window."""
         numbers = np.repeat(np.arange(len(self.starts)), self._lengths()).reshape(self.shape)
         return numbers - numbers[:, :1]
+
+    def split(self, edges: NDArray[np.int64]) -> list[PackedWindows]:
+        """The rows between each two of `edges`, int64 [parts + 1], from 0 to n, as windows of their own."""
+        places = edges * self.shape[1]
+        cuts = (
+            edges.tolist(),
+            np.searchsorted(self.starts, places).tolist(),
+            np.searchsorted(self.ignored, places).tolist(),
+        )
+        parts = []
+        for part, first in enumerate(places[:-1].tolist()):
+            rows, starts, ignored = (slice(cut[part], cut[part + 1]) for cut in cuts)
+            parts.append(
+                PackedWindows(
+                    self.tokens[rows], self.starts[starts] - first, self.ignored[ignored] - first, self.counts[rows]
+                )
+            )
+        return parts
 
     @property
     def _size(self) -> int:

@@ -32,6 +32,26 @@ class ReadRows:
     offset: NDArray[np.int64]
     length: NDArray[np.int64]
 
+    def split(self, edges: NDArray[np.int64]) -> list[ReadRows]:
+        """The windows between each two of `edges`, int64 [parts + 1], from 0 to n, as rows of their own."""
+        windows, segments = edges.tolist(), np.searchsorted(self.segment_window, edges).tolist()
+        parts = []
+        for part, first in enumerate(windows[:-1]):
+            of_window, of_segment = slice(first, windows[part + 1]), slice(segments[part], segments[part + 1])
+            parts.append(
+                ReadRows(
+                    self.position[of_window],
+                    self.weight[of_window],
+                    self.xxh3[of_window],
+                    self.segment_window[of_segment] - first,
+                    self.shard[of_segment],
+                    self.member[of_segment],
+                    self.offset[of_segment],
+                    self.length[of_segment],
+                )
+            )
+        return parts
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SlotSegments:

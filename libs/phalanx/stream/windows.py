@@ -8,13 +8,15 @@ back there), and document numbers count the documents within a window. Without i
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Self, TypedDict, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.core.errors import OutsideError
 from phalanx.objects import ObjectStore
 from phalanx.stream.ahead import BlockAhead
 from phalanx.stream.batch import SURPLUS
@@ -22,7 +24,6 @@ from phalanx.stream.cuts import NO_PLACES, WindowCut, cut_windows
 from phalanx.stream.manifest import Split
 from phalanx.stream.member_cache import MemberCache
 from phalanx.stream.members import DamagedShard
-from phalanx.stream.mixture import Mixture
 from phalanx.stream.node_cache import NodeCache
 from phalanx.stream.order import Order
 from phalanx.stream.packed import IGNORED_TARGET, PackedWindows
@@ -30,11 +31,13 @@ from phalanx.stream.pieces import PIECE_BYTES, SplitPieces
 from phalanx.stream.rows import ReadRows, SlotSegments, digests_of, rows_of, tokens_xxh3
 from phalanx.stream.segments import NO_SEGMENTS, SegmentColumns
 from phalanx.stream.sources import Source
-from phalanx.stream.spans import as_array, hold, holds, merged
+from phalanx.stream.spans import as_array, holds, merged
+from phalanx.stream.view import View
 
 __all__ = ["DEFAULT_CACHE_BYTES", "IGNORED_TARGET", "ReadRows", "WindowBatch", "WindowReader", "tokens_xxh3"]
 
 DEFAULT_CACHE_BYTES = 256 << 20
+GROUP_TOKENS = 1 << 20
 _PIECES_AT_LEAST = 16  # that the bound holds, so that letting one go frees a small part of it
 _LOG = logging.getLogger(__name__)
 
@@ -74,7 +77,6 @@ class WindowBatch:
 class ReaderOptions(TypedDict, total=False):
     """See MixtureReader."""
 
-    zero_weight: Sequence[tuple[int, int]]
     cache_bytes: int
     cache: NodeCache | None
     num_threads: int
@@ -83,11 +85,11 @@ class ReaderOptions(TypedDict, total=False):
 
 
 class MixtureReader:
-    """Reads windows of several sources, which lie where `mixture` says.
+    """Reads windows of several sources, which lie where `view` says.
 
-    zero_weight: ranges [start, stop) of window positions that the journal takes out of training (skipped or damaged):
-    their tokens are not looked at, they hold token 0 and no target, and count no valid token. The last target of the
-    window before one of them on its source's stream, which would be its first token, does not count either.
+    Windows that it takes out of training (skipped or damaged) are not looked at, they hold token 0 and no target, and
+    count no valid token. The last target of the window before one of them on its source's stream, which would be its
+    first token, does not count either.
     cache_bytes bounds the members in memory, and a warning is logged where a block may hold more; cache: where those of
     remote splits are kept for all ranks of a node; deadline_s bounds one wait. reads_ahead: whether the rest of a block
     and the next one are fetched before they are asked for, which serves those who read on and on. Use it in the process
@@ -97,21 +99,19 @@ class MixtureReader:
     def __init__(
         self,
         sources: Sequence[Source],
-        mixture: Mixture,
+        view: View,
         document_mask: bool,
         *,
-        zero_weight: Sequence[tuple[int, int]] = (),
         cache_bytes: int = DEFAULT_CACHE_BYTES,
         cache: NodeCache | None = None,
         num_threads: int = 8,
         deadline_s: float = 120,
         reads_ahead: bool = False,
     ) -> None:
-        assert len(sources) == mixture.num_sources
-        self._sources, self._mixture, self._document_mask = tuple(sources), mixture, document_mask
+        self._sources, self._document_mask = tuple(sources), document_mask
         self._seq_len = sources[0].order.seq_len
         self._dtype = max((source.split.dtype for source in sources), key=lambda dtype: dtype.itemsize)
-        self.set_zero_weight(zero_weight)
+        self.follow(view)
         piece_bytes = min(PIECE_BYTES, max(1, cache_bytes // _PIECES_AT_LEAST))
         self._members = MemberCache(
             [_pieces(source, piece_bytes, cache) for source in sources], cache_bytes, num_threads, deadline_s
@@ -126,15 +126,11 @@ class MixtureReader:
         budget_bytes = self._members.cache_bytes // len(self._sources)
         return BlockAhead(self._sources[number].order, start, self._members.threads, budget_bytes)
 
-    def set_zero_weight(self, spans: Sequence[tuple[int, int]]) -> None:
-        """Takes other ranges out of training from now on: the journal has changed."""
-        self._zero_weight = merged(as_array(spans))
+    def follow(self, view: View) -> None:
+        """Reads the same sources by another view from now on: the journal has changed."""
+        assert len(self._sources) == view.mixture.num_sources
+        self._view = view
         self._without_segments = [as_array(()) for _ in self._sources]
-
-    def set_mixture(self, mixture: Mixture) -> None:
-        """Reads by another mixture of the same sources from now on: the journal has changed."""
-        assert len(self._sources) == mixture.num_sources
-        self._mixture = mixture
 
     def close(self) -> None:
         """Ends the threads that fetch ahead."""
@@ -179,6 +175,31 @@ class MixtureReader:
         )
         return WindowBatch(self._packed(tokens, counts, cuts), rows)
 
+    def batches(self, batches: Iterable[Int64]) -> Iterator[WindowBatch]:
+        """`read` of each of `batches`, several at a time, as many as GROUP_TOKENS allow: the work of a read that does
+        not grow with its size is done once for all of them. The first one is read alone. Batches that can't be read
+        together are read one by one, so an error comes with the batch that has it.
+        """
+        waiting, most = iter(batches), 1
+        while group := list(islice(waiting, most)):
+            try:
+                yield from self._read_group(group)
+            except OutsideError as error:
+                if len(group) == 1:
+                    raise
+                _LOG.info("batches are read one by one: %s", error)
+                yield from map(self.read, group)
+            most = max(1, min(2 * most, GROUP_TOKENS // max(1, group[-1].size * self._seq_len)))
+
+    def _read_group(self, group: Sequence[Int64]) -> Iterable[WindowBatch]:
+        if len(group) == 1:
+            return (self.read(group[0]),)
+        positions = np.concatenate(group)
+        edges = np.cumsum([0, *(len(batch) for batch in group)])
+        row_edges = np.concatenate([NO_PLACES, [0], np.cumsum(positions != SURPLUS)])[edges]
+        whole = self.read(positions)
+        return map(WindowBatch, whole.packed.split(edges), whole.rows.split(row_edges))
+
     def _packed(
         self, tokens: NDArray[np.unsignedinteger], counts: NDArray[np.bool_], cuts: list[WindowCut]
     ) -> PackedWindows:
@@ -192,7 +213,9 @@ class MixtureReader:
                 begins, ends = cut.documents()
                 starts.append(begins)
                 ignored.append(ends)
-        return PackedWindows(tokens, np.sort(np.concatenate(starts)), np.concatenate([NO_PLACES, *ignored]), counts)
+        return PackedWindows(
+            tokens, np.sort(np.concatenate(starts)), np.sort(np.concatenate([NO_PLACES, *ignored])), counts
+        )
 
     def valid_targets(self, positions: Int64) -> int:
         """Targets that count in the windows at `positions` (any shape, -1 ignored), from the order alone: no token is
@@ -212,7 +235,8 @@ class MixtureReader:
 
     def _is_read(self, positions: Int64) -> NDArray[np.bool_]:
         """Those of `positions` whose tokens are read: neither surplus nor of weight 0."""
-        is_read: NDArray[np.bool_] = (positions != SURPLUS) & ~hold(self._zero_weight, positions)
+        is_read: NDArray[np.bool_] = positions != SURPLUS
+        is_read[is_read] = ~self._view.left_out(positions[is_read])
         return is_read
 
     def _placed(self, positions: Int64) -> Iterator[tuple[int, Int64, Int64, NDArray[np.bool_]]]:
@@ -220,14 +244,14 @@ class MixtureReader:
         window behind it is taken out.
         """
         slots = np.flatnonzero(self._is_read(positions))
-        sources, windows = self._mixture.place(positions[slots])
+        sources, windows = self._view.place(positions[slots])
+        is_cut = self._view.next_left_out(positions[slots])
         for source in range(len(self._sources)):
             mine = np.flatnonzero(sources == source)
             if not len(mine):
                 continue
             mine = mine[np.argsort(windows[mine], kind="stable")]
-            behind = self._mixture.positions(source, windows[mine] + 1)
-            yield source, slots[mine], windows[mine], hold(self._zero_weight, behind)
+            yield source, slots[mine], windows[mine], is_cut[mine]
 
     def _cuts(self, positions: Int64) -> list[WindowCut]:
         return [
@@ -237,7 +261,7 @@ class MixtureReader:
 
     def _left_out(self, slot: int, position: int) -> SlotSegments:
         """The segments of a window that is taken out, or none in a block whose indices can't all be read."""
-        place, window_of = self._mixture.place(np.array([position]))
+        place, window_of = self._view.place(np.array([position]))
         number, window = int(place[0]), int(window_of[0])
         source = self._sources[number]
         segments = NO_SEGMENTS
@@ -253,12 +277,22 @@ class MixtureReader:
 
 
 class WindowReader(MixtureReader):
-    """Reads the windows of one split in its order; see MixtureReader."""
+    """Reads the windows of one split in its order; see MixtureReader. zero_weight: ranges [start, stop) of windows that
+    are taken out of training.
+    """
 
     def __init__(
-        self, store: ObjectStore, split: Split, order: Order, document_mask: bool, **options: Unpack[ReaderOptions]
+        self,
+        store: ObjectStore,
+        split: Split,
+        order: Order,
+        document_mask: bool,
+        *,
+        zero_weight: Sequence[tuple[int, int]] = (),
+        **options: Unpack[ReaderOptions],
     ) -> None:
-        super().__init__([Source(split.name, store, split, order)], Mixture(), document_mask, **options)
+        view = View(zero_weight=zero_weight)
+        super().__init__([Source(split.name, store, split, order)], view, document_mask, **options)
 
 
 def _blocks_of(source: Source, window: int, shard: int) -> Int64:
