@@ -181,11 +181,7 @@ class ShardBuilder:
 
     def _append_array(self, name: str, array: NDArray[np.unsignedinteger]) -> int:
         """Appends one .npy file; returns the byte offset of its array data in the tar."""
-        header = _npy_header(array)
-        info = tarfile.TarInfo(name)
-        info.size = len(header) + array.nbytes
-        self._tar += info.tobuf(format=tarfile.USTAR_FORMAT)
-        self._tar += header
+        self._tar += file_header(name, array.dtype, len(array))
         offset = len(self._tar)
         assert offset % 64 == 0
         self._tar += array.tobytes()
@@ -193,11 +189,19 @@ class ShardBuilder:
         return offset
 
 
-def _npy_header(array: NDArray[np.unsignedinteger]) -> bytes:
+def file_header(name: str, dtype: np.dtype[np.unsignedinteger], count: int) -> bytes:
+    """What stands in a tar before the `count` numbers of one .npy file: its tar header and its .npy header."""
+    header = _npy_header(dtype, count)
+    info = tarfile.TarInfo(name)
+    info.size = len(header) + count * dtype.itemsize
+    return info.tobuf(format=tarfile.USTAR_FORMAT) + header
+
+
+def _npy_header(dtype: np.dtype[np.unsignedinteger], count: int) -> bytes:
     """The 128-byte .npy header (format 1.0) of a 1-D array, written out here so that no release of numpy changes a
     dataset's bytes.
     """
-    text = f"{{'descr': '{array.dtype.str}', 'fortran_order': False, 'shape': ({len(array)},), }}"
+    text = f"{{'descr': '{dtype.str}', 'fortran_order': False, 'shape': ({count},), }}"
     return b"\x93NUMPY\x01\x00" + (118).to_bytes(2, "little") + text.ljust(117).encode() + b"\n"
 
 

@@ -1,26 +1,31 @@
 """Checks every byte of a dataset: sizes and digests of shards, indices, ids and the tokenizer, and that tar and index
 tell the same story. The manifests themselves are taken as they are: a job names one by `data.train_digest`.
 
-Damage is named as closely as the digests allow: the shard, the object's key, the member and its byte offset.
+Damage is named by the shard, the object's key, the member and its byte offset: all bytes of a tar but the tokens follow
+from its index. What is wrong is read once more before it is called damage. Memory: for each thread one chunk of a tar,
+and the index and ids of its shard.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-
-import numpy as np
-import xxhash
+from typing import Final
 
 from phalanx.core.digest import sha256, xxh3
 from phalanx.data.catalog import FoundSplit
-from phalanx.objects import ObjectMissing, ObjectStore, StorageSettings, open_store
+from phalanx.data.tar_check import Chunks, flaws_of
+from phalanx.objects import ObjectMissing, ObjectStore, StorageSettings
 from phalanx.stream.ids import decode_ids
+from phalanx.stream.layout import parts_of
 from phalanx.stream.manifest import ShardEntry, Split, ids_key, index_key, tar_key
 from phalanx.stream.shards import MalformedShard, ShardIndex, decode_index, parse_shard
+from phalanx.stream.token_text import TOKENIZER_KEY, folder_above
 
-TOKENIZER_KEY = "tokenizer.json"
-ABOVE = ".."
+ABOVE: Final = ".."
+THREADS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,8 @@ class Damage:
     offset: int | None = None
 
     def __str__(self) -> str:
-        where = "" if self.member is None else f" member {self.member} at byte {self.offset}:"
+        member = "" if self.member is None else f" member {self.member}"
+        where = "" if self.offset is None else f"{member} at byte {self.offset}:"
         return f"{self.key}:{where} {self.what}"
 
 
@@ -49,10 +55,23 @@ class ShardCheck:
     damages: tuple[Damage, ...]
 
 
-def verify_split(store: ObjectStore, split: Split) -> Iterator[ShardCheck]:
-    """Checks shard by shard; one shard in memory at a time. Raises only what the store raises."""
-    for number in range(split.num_shards):
-        yield _verify_shard(store, split, split.shard(number))
+def verify_split(
+    store: ObjectStore, split: Split, observe: Callable[[int], None] = lambda num_bytes: None, threads: int = THREADS
+) -> Iterator[ShardCheck]:
+    """Checks all shards, several at a time, and tells of each in the manifest's order. observe: told, from any thread,
+    how many bytes of tars came. Raises only what the store raises.
+    """
+    pool = ThreadPoolExecutor(threads, thread_name_prefix="verify")
+    try:
+        started = deque[Future[ShardCheck]]()
+        for number in range(split.num_shards):
+            started.append(pool.submit(_verify_shard, store, split, number, observe))
+            if len(started) > 2 * threads:
+                yield started.popleft().result()
+        while started:
+            yield started.popleft().result()
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
 
 
 def verify_tokenizers(
@@ -72,7 +91,7 @@ def _verify_tokenizer(
 ) -> tuple[str, Damage] | None:
     above = found.path.rpartition("/")[0] if found.path else ABOVE
     for folder in (found.path, above):
-        store = _above(root, settings) if folder == ABOVE else root.within(folder) if folder else root
+        store = folder_above(root.url, settings) if folder == ABOVE else root.within(folder) if folder else root
         data = None if store is None else _read_if_there(store, TOKENIZER_KEY)
         if data is not None:
             digest = found.split.tokenizer_digest
@@ -81,27 +100,58 @@ def _verify_tokenizer(
     return above, Damage(None, TOKENIZER_KEY, "it is missing")
 
 
-def _above(store: ObjectStore, settings: StorageSettings | None) -> ObjectStore | None:
-    """The folder above a store's; None for a whole bucket."""
-    scheme, _, path = store.url.partition("://")
-    folder, slash, _ = path.rstrip("/").rpartition("/")
-    return open_store(f"{scheme}://{folder or slash}", settings) if slash else None
+def _verify_shard(store: ObjectStore, split: Split, number: int, observe: Callable[[int], None]) -> ShardCheck:
+    check = _checked(store, split, split.shard(number), observe)
+    return _checked(store, split, split.shard(number), lambda num_bytes: None) if check.damages else check
 
 
-def _verify_shard(store: ObjectStore, split: Split, entry: ShardEntry) -> ShardCheck:
-    ids, ids_damages = _read(store, entry, ids_key(entry.name), entry.ids_digest)
+def _checked(store: ObjectStore, split: Split, entry: ShardEntry, observe: Callable[[int], None]) -> ShardCheck:
+    ids, damages = _read(store, entry, ids_key(entry.name), entry.ids_digest)
+    if not damages:
+        damages += _ids_damages(entry, ids)
     index_data, index_damages = _read(store, entry, index_key(entry.name), entry.index_digest)
-    tar, tar_damages = _read(store, entry, tar_key(entry.name), entry.digest)
-    index = None if index_damages else decode_index(index_data)
-    if not ids_damages:
-        ids_damages += _ids_damages(entry, ids)
-    if tar and tar_damages:
-        tar_damages = list(_locate(split, entry, tar, index)) or tar_damages
-    elif index is not None and not tar_damages and not _agree(tar, index):
-        tar_damages.append(Damage(entry.name, tar_key(entry.name), "tar and index disagree"))
-    return ShardCheck(
-        entry.name, len(ids) + len(index_data) + len(tar), tuple(ids_damages + index_damages + tar_damages)
-    )
+    index = None
+    if not index_damages:
+        try:
+            index = decode_index(index_data)
+        except MalformedShard as error:
+            index_damages.append(Damage(entry.name, index_key(entry.name), str(error)))
+    num_bytes, tar_damages = _tar_damages(store, split, entry, index, observe)
+    return ShardCheck(entry.name, len(ids) + len(index_data) + num_bytes, (*damages, *index_damages, *tar_damages))
+
+
+def _tar_damages(
+    store: ObjectStore, split: Split, entry: ShardEntry, index: ShardIndex | None, observe: Callable[[int], None]
+) -> tuple[int, list[Damage]]:
+    """Bytes of a tar, and what is wrong with it: with its index part by part, without it by its digest and headers."""
+    key = tar_key(entry.name)
+    try:
+        num_bytes = store.info(key).num_bytes
+        chunks = Chunks(lambda offset, length: store.read(key, offset, length), num_bytes, observe)
+        parts = iter(()) if index is None else parts_of(entry.name, index, split.dtype)
+        flaws = [Damage(entry.name, key, flaw.what, flaw.member, flaw.offset) for flaw in flaws_of(chunks, parts)]
+        is_right, is_whole = chunks.digest == entry.digest, num_bytes == entry.num_bytes or index is None
+        # Without the index's help, or against its word, the tar is read whole to tell where it breaks the format.
+        told = _told(store, key, entry) if is_right == bool(flaws) and is_whole else []
+    except ObjectMissing:
+        return 0, [Damage(entry.name, key, "it is missing")]
+    if num_bytes != entry.num_bytes:
+        what = f"it has {num_bytes} bytes instead of {entry.num_bytes}"
+        flaws.insert(0, Damage(entry.name, key, what, None, min(num_bytes, entry.num_bytes)))
+    elif is_right and flaws:
+        flaws.insert(0, Damage(entry.name, key, "tar and index disagree"))
+    elif not is_right and not flaws and not told:
+        flaws.append(Damage(entry.name, key, f"its digest is not {entry.digest}"))
+    return num_bytes, flaws + told
+
+
+def _told(store: ObjectStore, key: str, entry: ShardEntry) -> list[Damage]:
+    try:
+        for _ in parse_shard(store.read(key)):
+            pass
+    except MalformedShard as error:
+        return [Damage(entry.name, key, str(error))]
+    return []
 
 
 def _read(store: ObjectStore, entry: ShardEntry, key: str, digest: str) -> tuple[bytes, list[Damage]]:
@@ -125,33 +175,3 @@ def _ids_damages(entry: ShardEntry, ids: bytes) -> list[Damage]:
     except ValueError as error:
         return [Damage(entry.name, ids_key(entry.name), str(error))]
     return []
-
-
-def _locate(split: Split, entry: ShardEntry, tar: bytes, index: ShardIndex | None) -> Iterator[Damage]:
-    """Where a tar of the wrong digest is damaged: members by their own digests, else the first place that cannot be
-    parsed.
-    """
-    key = tar_key(entry.name)
-    if len(tar) != entry.num_bytes:
-        yield Damage(entry.name, key, f"it has {len(tar)} bytes instead of {entry.num_bytes}")
-    if index is not None:
-        spans = zip(
-            index.member_offsets.tolist(), index.member_tokens().tolist(), index.member_xxh3.tolist(), strict=True
-        )
-        for member, (offset, num_tokens, digest) in enumerate(spans):
-            if xxhash.xxh3_64_intdigest(tar[offset : offset + num_tokens * split.dtype.itemsize]) != digest:
-                yield Damage(entry.name, key, "the tokens do not have their digest", member, offset)
-    try:
-        for _ in parse_shard(tar):
-            pass
-    except MalformedShard as error:
-        yield Damage(entry.name, key, str(error))
-
-
-def _agree(tar: bytes, index: ShardIndex) -> bool:
-    """Whether the tar by itself gives the members and document lengths that the index gives."""
-    members = list(parse_shard(tar))
-    lengths = [np.diff(member.bounds.astype(np.int64), prepend=0) for member in members]
-    return [member.offset for member in members] == index.member_offsets.tolist() and bool(
-        np.array_equal(np.concatenate(lengths), index.lengths)
-    )

@@ -12,6 +12,8 @@ from phalanx.cli.context import Context
 from phalanx.cli.output import print_json
 
 if TYPE_CHECKING:
+    from rich.progress import Progress
+
     from phalanx.spec import Job
 
 
@@ -70,29 +72,37 @@ def _verify_job(job: Job, as_json: bool) -> None:
 
 
 def _verify_dataset(url: str, as_json: bool) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from phalanx.data.catalog import splits_at
     from phalanx.data.verification import verify_split, verify_tokenizers
     from phalanx.objects import open_store
 
     root = open_store(url)
-    splits, checks = splits_at(root), 0
+    splits, checks, num_bytes = splits_at(root), 0, 0
     damages = [*verify_tokenizers(root, splits)]
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("verify", total=sum(found.split.num_shards for found in splits))
+    with _bar() as bar:
+        task = bar.add_task("verify", total=sum(found.split.num_bytes for found in splits))
         for found in splits:
-            for check in verify_split(found.store, found.split):
-                checks += 1
+            for check in verify_split(found.store, found.split, lambda count: bar.advance(task, count)):
+                checks, num_bytes = checks + 1, num_bytes + check.num_bytes
                 damages += [(found.path, damage) for damage in check.damages]
-                progress.advance(task)
     if as_json:
         rows = [{"path": path, **asdict(damage)} for path, damage in damages]
-        print_json({"url": url, "shards": checks, "ok": not damages, "damages": rows})
+        print_json({"url": url, "shards": checks, "bytes": num_bytes, "ok": not damages, "damages": rows})
     else:
         for path, damage in damages:
             typer.echo(f"{path}/{damage}".lstrip("/"))
-        typer.echo(f"{checks} shards checked, {len(damages)} damages")
+        typer.echo(f"{checks} shards checked, {num_bytes:,} bytes, {len(damages)} damages")
     if damages:
         raise typer.Exit(1)
+
+
+def _bar() -> Progress:
+    """Bytes done and to do, bytes a second and time left, on a terminal's standard error; else nothing."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+    console = Console(stderr=True)
+    columns = (BarColumn(bar_width=30), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    return Progress(
+        TextColumn("{task.description}"), *columns, console=console, transient=True, disable=not console.is_terminal
+    )
