@@ -60,6 +60,17 @@ def _rules(job: Job) -> Iterator[Rule]:
         "data.held_out_digest",
         "data.held_out is not set",
     )
+    yield from _cache_rules(job)
+
+
+def _cache_rules(job: Job) -> Iterator[Rule]:
+    urls = [source.url for source in job.data.training.values()]
+    urls += [job.data.held_out] if job.data.held_out is not None and job.validation.freq else []
+    is_local, reason = all(url.startswith("file:") for url in urls), "data at file:// URLs is read where it lies"
+    is_off = not job.cluster.cache_gib
+    yield is_local and "cache_gib" in job.cluster.model_fields_set, "cluster.cache_gib", reason
+    yield is_local and job.cluster.cache_folder is not None, "cluster.cache_folder", reason
+    yield not is_local and is_off and job.cluster.cache_folder is not None, "cluster.cache_folder", "cache_gib is 0"
 
 
 def _service_rules(job: Job) -> Iterator[Rule]:

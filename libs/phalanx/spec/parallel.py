@@ -65,6 +65,20 @@ class Cluster(Section):
     gpu_memory_gib: float | None = key(
         Mark.PLACEMENT, "Memory of one GPU, where `gpu` is not in the planner's table.", None, unit="GiB", gt=0
     )
+    cache_folder: str | None = key(
+        Mark.FREE,
+        "Folder on each node's own disk where its ranks share what they fetched of remote data.",
+        None,
+        shown="phalanx-UID/pieces below the folder for temporary files",
+        min_length=1,
+    )
+    cache_gib: float = key(
+        Mark.FREE,
+        "Bound of that folder; 0 for none, then each rank fetches for itself. Data at file:// URLs is never copied.",
+        8.0,
+        unit="GiB",
+        ge=0,
+    )
 
     @property
     def world_size(self) -> int:

@@ -51,6 +51,11 @@ class Cut:
         return start, int(self.starts[members[-1]] + self.num_bytes[members[-1]]) - start
 
 
+def block_bytes(split: Split, shuffle_block_shards: int) -> int:
+    """Bytes of tokens that the largest block of a split may hold."""
+    return int(np.sort(split.shard_tokens)[-shuffle_block_shards:].sum()) * split.dtype.itemsize
+
+
 def cut(index: ShardIndex, itemsize: int, piece_bytes: int) -> Cut:
     """Members in the order of the tar, as many to a piece as fit into `piece_bytes`, one at least."""
     starts = index.member_offsets.astype(np.int64)

@@ -27,7 +27,7 @@ from phalanx.stream.members import DamagedShard
 from phalanx.stream.node_cache import NodeCache
 from phalanx.stream.order import Order
 from phalanx.stream.packed import IGNORED_TARGET, PackedWindows
-from phalanx.stream.pieces import PIECE_BYTES, SplitPieces
+from phalanx.stream.pieces import PIECE_BYTES, SplitPieces, block_bytes
 from phalanx.stream.rows import ReadRows, SlotSegments, digests_of, rows_of, tokens_xxh3
 from phalanx.stream.segments import NO_SEGMENTS, SegmentColumns
 from phalanx.stream.sources import Source
@@ -313,14 +313,8 @@ def _pieces(source: Source, piece_bytes: int, cache: NodeCache | None) -> SplitP
     )
 
 
-def block_bytes(source: Source) -> int:
-    """Bytes of tokens that the largest block of a source may hold."""
-    largest_tokens = int(np.sort(source.split.shard_tokens)[-source.order.shuffle_block_shards :].sum())
-    return largest_tokens * source.split.dtype.itemsize
-
-
 def _warn_of_large_blocks(sources: Sequence[Source], cache_bytes: int) -> None:
-    needed_bytes = sum(block_bytes(source) for source in sources)
+    needed_bytes = sum(block_bytes(source.split, source.order.shuffle_block_shards) for source in sources)
     if needed_bytes > cache_bytes:
         _LOG.warning(
             "%s: a block of %d shards may hold %d bytes of tokens, the cache %d: members will be fetched more than "

@@ -1,0 +1,37 @@
+"""The node's cache as the job file has it. Free of torch."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from phalanx.spec import Job
+from phalanx.stream.manifest import Split
+from phalanx.stream.node_cache import GIB, NodeCache
+from phalanx.stream.pieces import block_bytes
+
+
+def node_cache(job: Job, splits: Iterable[Split]) -> NodeCache | None:
+    """The cache through which the ranks of this node read `splits`; None where the job wants none, or none is remote.
+
+    Raises PhalanxError where it can't be used, or is too small for the largest block of each of them together.
+    """
+    remote = [split for split in splits if not split.url.startswith("file:")]
+    if not (remote and job.cluster.cache_gib):
+        return None
+    cache = NodeCache(_folder(job), int(job.cluster.cache_gib * GIB))
+    blocks = job.data.shuffle_block_shards
+    urls = ", ".join(split.url for split in remote)
+    needed = sum(block_bytes(split, blocks) for split in remote)
+    cache.require(
+        needed, f"as much as the largest block of {blocks} shards (data.shuffle_block_shards) holds of {urls}"
+    )
+    return cache
+
+
+def _folder(job: Job) -> Path:
+    if job.cluster.cache_folder is not None:
+        return Path(job.cluster.cache_folder).expanduser().absolute()
+    return Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}" / "pieces"
