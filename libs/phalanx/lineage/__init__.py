@@ -14,6 +14,7 @@ from phalanx.lineage.store import Lineage
 from phalanx.lineage.values import (
     Attempt,
     CheckpointRef,
+    ForkedMixture,
     ForkPoint,
     JobRecord,
     JournalEntry,
@@ -28,6 +29,7 @@ __all__ = [
     "CheckpointRef",
     "DamagedObject",
     "ForkPoint",
+    "ForkedMixture",
     "JobRecord",
     "JournalEntry",
     "Lineage",

@@ -31,8 +31,11 @@ _ADAPTERS: Final[Mapping[type, TypeAdapter[Any]]] = {kind: TypeAdapter(kind) for
 def encode(value: JobRecord | Attempt | JournalEntry | Manifest) -> bytes:
     """The bytes that store `value`."""
     content = asdict(value)
-    if isinstance(value, JobRecord) and value.origin is None:
-        del content["origin"]  # as it was before there were forks
+    if isinstance(value, JobRecord):
+        if value.origin is None:
+            del content["origin"]  # as it was before there were forks
+        else:
+            content["origin"] = value.origin.plain()
     return canonical_json({"format": FORMATS[type(value)], "digest": digest_of(content), "content": content})
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import asdict
 from typing import Any, Final
 
 from phalanx.core.digest import xxh3
@@ -159,7 +158,7 @@ class Lineage:
         """Opens the first attempt of a fork, which trains nothing: the copy of its origin's checkpoint lies below it.
         Said twice it is one. Raises PhalanxError where the job has begun in another way.
         """
-        placement = {"import": asdict(origin)}
+        placement = {"import": origin.plain()}
         none = journal_digest(())
         attempt = Attempt(1, None, (), none, code_digest, identity_digest, placement, f"import of {origin}")
         if self._created(keys.attempt(1), encode(attempt)):

@@ -6,7 +6,7 @@ Steps count global batches: step k is the k-th batch (from 1), and a checkpoint 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -126,9 +126,23 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
+class ForkedMixture:
+    """How far the sources of a fork had been read, where it or its origin reads several.
+
+    start: the window position up to which `windows` (by source of the fork) were read; weights: those that the origin
+    went on with from there, as text, where the fork's job file changes nothing of the mixture: then the fork's own
+    reading is the origin's. Empty where the fork's own weights begin, at the origin's position.
+    """
+
+    start: Count
+    windows: Mapping[str, Count]
+    weights: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
 class ForkPoint:
     """The checkpoint of another job from which a job begins. position: where that one's loader stood. Steps and
-    positions before it are the other job's.
+    positions before it are the other job's. mixture: None where both read one split, whose windows are the positions.
     """
 
     project: str
@@ -136,6 +150,11 @@ class ForkPoint:
     attempt: Ordinal
     step: Count
     position: Count
+    mixture: ForkedMixture | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """As it is stored: without `mixture` where there is none."""
+        return {name: value for name, value in asdict(self).items() if name != "mixture" or value is not None}
 
     def __str__(self) -> str:
         return f"attempt {self.attempt} step {self.step} of projects/{self.project}/jobs/{self.uid}"

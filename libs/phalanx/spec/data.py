@@ -102,6 +102,10 @@ class Data(Section):
         assert self.train is not None, "checks see to it"
         return {SINGLE: DataSource(url=self.train, weight=1.0, digest=self.train_digest)}
 
+    def url_key(self, source: str) -> str:
+        """The key of the job file that holds the URL of a source."""
+        return f"{self.key_of(source)}.url" if self.sources else "data.train"
+
     def key_of(self, source: str) -> str:
         """The table or key of the job file that names a source."""
         return f"data.sources.{source}" if self.sources else "data.train"

@@ -26,7 +26,8 @@ _Result = TypeVar("_Result")
 class DamagedShard(OutsideError):
     """Bytes of a shard that are wrong twice in a row; a rank reports `key` and `why`.
 
-    shard: its number; member: None for the index; offset: bytes into the object `key` (below the split); why: in words.
+    shard: its number, counted through over all sources; member: None for the index; offset: bytes into the object `key`
+    (below the split); why: in words.
     """
 
     def __init__(self, *, shard: int, name: str, member: int | None, offset: int, key: str, why: str) -> None:
@@ -40,11 +41,11 @@ class ShardIndices:
     several threads.
 
     A reader wants the indices of two blocks at once, so a capacity below twice the order's `shuffle_block_shards`
-    fetches indices again and again.
+    fetches indices again and again. first_shard: what is added to a number where damage is told.
     """
 
-    def __init__(self, store: ObjectStore, split: Split, capacity: int = OPEN_INDICES) -> None:
-        self._store, self._split = store, split
+    def __init__(self, store: ObjectStore, split: Split, capacity: int = OPEN_INDICES, first_shard: int = 0) -> None:
+        self._store, self._split, self._first_shard = store, split, first_shard
         self._kept = Recent[ShardIndex](capacity)
 
     def __call__(self, shard: int) -> ShardIndex:
@@ -76,7 +77,8 @@ class ShardIndices:
         try:
             return _twice(attempt)
         except (MalformedShard, ObjectMissing) as error:
-            raise DamagedShard(shard=shard, name=entry.name, member=None, offset=0, key=key, why=why(error)) from error
+            number = self._first_shard + shard
+            raise DamagedShard(shard=number, name=entry.name, member=None, offset=0, key=key, why=why(error)) from error
 
 
 def _twice(attempt: Callable[[], _Result]) -> _Result:

@@ -88,6 +88,7 @@ class Mixture:
         assert len(given) == len(self._limits) == self.num_sources
         self.end: int | None = None
         self.ran_out: tuple[RanOut, ...] = ()
+        self._starts = np.zeros(0, np.int64)
         if self._is_identity:
             return
         assert changes[0].position == start
@@ -139,6 +140,16 @@ class Mixture:
             return self._first
         return self._stretches[int(np.searchsorted(self._starts, position, side="right")) - 1].counts(position)
 
+    def standing(self, position: int) -> tuple[int, tuple[int, ...], Change] | None:
+        """Start of the stretch that holds `position`, windows of each source before it, and the change whose weights
+        it goes by: what another mixture needs to go on in the same way. None where nothing is read there.
+        """
+        number = int(np.searchsorted(self._starts, position, side="right")) - 1
+        if self._is_identity or number < 0 or (self.end is not None and position >= self.end):
+            return None
+        stretch = self._stretches[number]
+        return stretch.start, stretch.given, stretch.change
+
     def weights_at(self, position: int) -> tuple[Fraction, ...]:
         """The parts of each source from `position` on, which sum to 1: a source that has run out has none."""
         if self._is_identity:
@@ -168,7 +179,7 @@ class Mixture:
             weight if limit.windows is None or count < limit.windows else Fraction(0)
             for weight, count, limit in zip(change.weights, given, self._limits, strict=True)
         ]
-        return _Stretch(start, given, normalised(left), change.period) if any(left) else None
+        return _Stretch(start, given, normalised(left), change) if any(left) else None
 
     def _go_on(self, stretch: _Stretch, until: int) -> tuple[int, tuple[int, ...]]:
         """Where a stretch is over, `until` at the latest, and the counts there. A source that `stops` ends it all."""
@@ -189,12 +200,15 @@ _FOREVER: Final = 1 << 62
 
 
 class _Stretch:
-    """Windows from `start` on, under weights that sum to 1. given: windows of each source before it."""
+    """Windows from `start` on, under weights that sum to 1. given: windows of each source before it; change: where the
+    weights come from.
+    """
 
-    def __init__(self, start: int, given: tuple[int, ...], weights: tuple[Fraction, ...], period: int) -> None:
-        assert 0 < period <= MAX_PERIOD
-        self.start, self.given, self.weights, self.period = start, given, weights, period
-        self._apportionment = Apportionment(weights, period)
+    def __init__(self, start: int, given: tuple[int, ...], weights: tuple[Fraction, ...], change: Change) -> None:
+        assert 0 < change.period <= MAX_PERIOD
+        self.start, self.given, self.weights, self.change = start, given, weights, change
+        self.period = change.period
+        self._apportionment = Apportionment(weights, self.period)
         self._tree = interleave.tree_of(weights)
         self._period = lru_cache(maxsize=_KEPT_PERIODS)(self._read_period)
 

@@ -108,7 +108,7 @@ class MixtureReader:
         deadline_s: float = 120,
         reads_ahead: bool = False,
     ) -> None:
-        self._sources, self._document_mask = tuple(sources), document_mask
+        self._sources, self.document_mask = tuple(sources), document_mask
         self._seq_len = sources[0].order.seq_len
         self._dtype = max((source.split.dtype for source in sources), key=lambda dtype: dtype.itemsize)
         self.follow(view)
@@ -205,7 +205,7 @@ class MixtureReader:
     ) -> PackedWindows:
         seq_len = self._seq_len
         ignored = [cut.slots[cut.is_cut] * seq_len + seq_len - 1 for cut in cuts]
-        if not self._document_mask:
+        if not self.document_mask:
             starts = [np.arange(len(counts), dtype=np.int64) * seq_len]
         else:
             starts = [np.flatnonzero(~counts) * seq_len]
@@ -224,7 +224,7 @@ class MixtureReader:
         total, seq_len = 0, self._seq_len
         for source, _, windows, is_cut in self._placed(positions.ravel()):
             order, total = self._sources[source].order, total + len(windows) * seq_len - int(is_cut.sum())
-            if not self._document_mask:
+            if not self.document_mask:
                 continue
             runs = np.split(windows, np.flatnonzero(np.diff(windows) != 1) + 1)
             total -= sum(order.count_document_ends(int(run[0]) * seq_len, (int(run[-1]) + 1) * seq_len) for run in runs)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, Manifest
+from phalanx.lineage.plan import MixtureChange, Spans
 from phalanx.trainer.commits import Committed, Committing
 from phalanx.trainer.control import Commit, Opening, Orders, Plan, Superseded
 from phalanx.trainer.exchange import Exchange
@@ -164,8 +165,20 @@ def refused_by_newer() -> Iterator[None]:
 
 def plan_of(plan: data_pb.ReadingPlan) -> Plan:
     """A plan as the loop knows it."""
-    spans = tuple((span.start, span.stop) for span in plan.zero_weight)
-    return Plan(plan.horizon_step, spans, plan.journal_digest)
+    return Plan(
+        plan.horizon_step,
+        _spans(plan.zero_weight),
+        plan.journal_digest,
+        tuple(
+            MixtureChange(change.position, tuple((each.source, each.weight) for each in change.weights))
+            for change in plan.mixture
+        ),
+        tuple((each.source, _spans(each.windows)) for each in plan.lost),
+    )
+
+
+def _spans(spans: Iterable[data_pb.Span]) -> Spans:
+    return tuple((span.start, span.stop) for span in spans)
 
 
 class AgentControl:

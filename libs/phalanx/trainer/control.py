@@ -8,12 +8,13 @@ boundaries only, and hands over what must be committed.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import Manifest
+from phalanx.lineage.plan import LostWindows, MixtureChange, ReadingPlan, Spans
 
 
 class Superseded(PhalanxError):
@@ -33,24 +34,46 @@ class Plan:
     """What may be read: no window of a step after `horizon_step`, until renewed.
 
     zero_weight: half-open ranges of window positions that keep their places but carry no loss (skipped or damaged).
+    lost: the same by source of a mixture, of the windows of its own stream. mixture: changes of its weights.
     """
 
     horizon_step: int
-    zero_weight: tuple[tuple[int, int], ...]
+    zero_weight: Spans
     journal_digest: str
+    mixture: tuple[MixtureChange, ...] = ()
+    lost: LostWindows = ()
+
+    @staticmethod
+    def of(plan: ReadingPlan) -> Plan:
+        """What the journal says, as the loop knows it."""
+        return Plan(plan.horizon_step, plan.zero_weight, plan.journal_digest, plan.mixture, plan.lost)
+
+    def reads_as(self, other: Plan) -> bool:
+        """Whether both say the same of every position."""
+        return (self.zero_weight, self.mixture, self.lost) == (other.zero_weight, other.mixture, other.lost)
 
     def to_json(self) -> dict[str, Any]:
         """As rank 0 tells it to the others."""
-        spans = [list(span) for span in self.zero_weight]
-        return {"horizon_step": self.horizon_step, "zero_weight": spans, "journal_digest": self.journal_digest}
+        return asdict(self)
 
     @staticmethod
     def from_json(fields: Mapping[str, Any]) -> Plan:
         return Plan(
             horizon_step=int(fields["horizon_step"]),
-            zero_weight=tuple((int(start), int(stop)) for start, stop in fields["zero_weight"]),
+            zero_weight=_spans(fields["zero_weight"]),
             journal_digest=str(fields["journal_digest"]),
+            mixture=tuple(
+                MixtureChange(
+                    int(each["position"]), tuple((str(name), str(weight)) for name, weight in each["weights"])
+                )
+                for each in fields["mixture"]
+            ),
+            lost=tuple((str(source), _spans(spans)) for source, spans in fields["lost"]),
         )
+
+
+def _spans(pairs: Iterable[Sequence[int]]) -> Spans:
+    return tuple((int(start), int(stop)) for start, stop in pairs)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,24 @@ horizon.
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from phalanx.lineage import LoaderState
 from phalanx.parallel import SlotBatch
 from phalanx.stream.batch import slots
-from phalanx.stream.windows import WindowBatch, WindowReader
+from phalanx.stream.view import View
+from phalanx.stream.windows import MixtureReader, WindowBatch
 from phalanx.trainer.control import Plan
+from phalanx.trainer.widen import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +47,18 @@ class StepInput:
     wait_s: float
 
 
-def to_device(windows: WindowBatch, num_slots: int, device: torch.device) -> SlotBatch:
-    """The windows as int64 tensors [num_slots * local_batch_size, seq_len] on `device`; for a GPU by way of page-locked
-    memory, without which a copy would wait for what the GPU has still to do.
-    """
-
-    def move(array: np.ndarray) -> torch.Tensor:
-        host = torch.from_numpy(array)
-        return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
-
-    return SlotBatch(
-        tokens=move(windows.tokens),
-        targets=move(windows.targets),
-        position_ids=move(windows.position_ids),
-        document_ids=move(windows.document_ids),
-        num_slots=num_slots,
-    )
-
-
 def read_slots(
-    reader: WindowReader, first_position: int, shape: BatchShape, device: torch.device
+    reader: MixtureReader, first_position: int, shape: BatchShape, device: torch.device
 ) -> tuple[SlotBatch, WindowBatch]:
     """This rank's slots of the global batch that starts at `first_position`, read and moved."""
-    positions = slots(
+    positions = slots_at(first_position, shape)
+    windows = reader.read(positions.reshape(-1))
+    return to_device(windows.packed, len(positions), device, has_documents=reader.document_mask), windows
+
+
+def slots_at(first_position: int, shape: BatchShape) -> NDArray[np.int64]:
+    """Window positions of this rank's slots, int64 [slots, local_batch_size]; -1 is surplus."""
+    return slots(
         first_position,
         shape.global_batch_size,
         shape.dp,
@@ -72,8 +66,6 @@ def read_slots(
         shape.dp_rank,
         multiple_of=shape.multiple_of,
     )
-    windows = reader.read(positions.reshape(-1))
-    return to_device(windows, len(positions), device), windows
 
 
 def advanced(start: LoaderState, step: int, global_batch_size: int) -> LoaderState:
@@ -82,22 +74,35 @@ def advanced(start: LoaderState, step: int, global_batch_size: int) -> LoaderSta
 
 
 class Feed:
-    """Batches in step order; the next one is read while the current one trains. start: where the attempt begins."""
+    """Batches in step order; the next one is read while the current one trains. start: where the attempt begins;
+    view_of: what a plan says of positions.
+    """
 
     def __init__(
-        self, reader: WindowReader, shape: BatchShape, device: torch.device, plan: Plan, start: LoaderState
+        self,
+        reader: MixtureReader,
+        shape: BatchShape,
+        device: torch.device,
+        plan: Plan,
+        start: LoaderState,
+        view_of: Callable[[Plan], View],
     ) -> None:
         self._reader, self._shape, self._device, self._start = reader, shape, device, start
+        self._view_of = view_of
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="feed")
         self._ahead: dict[int, Future[Any]] = {}
         self._plan = plan
-        reader.set_zero_weight(plan.zero_weight)
+        self.view = view_of(plan)
+        reader.follow(self.view)
+        self._steps = _Steps(reader, self._positions, self._is_readable)
 
     def follow(self, plan: Plan) -> None:
-        """Adopts a renewed plan; what was read ahead under other weights is dropped and read again."""
-        if plan.zero_weight != self._plan.zero_weight:
+        """Adopts a renewed plan; what was read ahead under another one is dropped and read again."""
+        if not plan.reads_as(self._plan):
             self._drop_ahead()
-            self._reader.set_zero_weight(plan.zero_weight)
+            self.view = self._view_of(plan)
+            self._reader.follow(self.view)
+            self._steps = _Steps(self._reader, self._positions, self._is_readable)
         self._plan = plan
 
     def take(self, step: int) -> StepInput:
@@ -106,17 +111,30 @@ class Feed:
         """
         assert step <= self._plan.horizon_step, f"step {step} lies past the horizon {self._plan.horizon_step}"
         started = time.perf_counter()
-        future = self._ahead.pop(step, None) or self._pool.submit(self._read, step)
+        future = self._ahead.pop(step, None) or self._pool.submit(self._read, step, self._steps)
         batch, windows, valid_tokens = future.result()
         wait_s = time.perf_counter() - started
-        if step < self._plan.horizon_step and step + 1 not in self._ahead:
-            self._ahead[step + 1] = self._pool.submit(self._read, step + 1)
+        if step + 1 not in self._ahead and self._is_readable(step + 1):
+            self._ahead[step + 1] = self._pool.submit(self._read, step + 1, self._steps)
         return StepInput(batch, valid_tokens, windows, wait_s)
 
-    def _read(self, step: int) -> tuple[SlotBatch, WindowBatch, int]:
-        first = advanced(self._start, step - 1, self._shape.global_batch_size).position
-        batch, windows = read_slots(self._reader, first, self._shape, self._device)
-        valid = self._reader.valid_targets(np.arange(first, first + self._shape.global_batch_size, dtype=np.int64))
+    def _is_readable(self, step: int) -> bool:
+        """Whether the plan reaches so far, and the data."""
+        stop = self._first_position(step + 1)
+        return step <= self._plan.horizon_step and (self.view.end is None or stop <= self.view.end)
+
+    def _first_position(self, step: int) -> int:
+        return advanced(self._start, step - 1, self._shape.global_batch_size).position
+
+    def _positions(self, step: int) -> NDArray[np.int64]:
+        return slots_at(self._first_position(step), self._shape).reshape(-1)
+
+    def _read(self, step: int, steps: _Steps) -> tuple[SlotBatch, WindowBatch, int]:
+        first, shape = self._first_position(step), self._shape
+        windows = steps.take(step)
+        num_slots = windows.packed.shape[0] // shape.local_batch_size
+        batch = to_device(windows.packed, num_slots, self._device, has_documents=self._reader.document_mask)
+        valid = self._reader.valid_targets(np.arange(first, first + shape.global_batch_size, dtype=np.int64))
         return batch, windows, valid
 
     def _drop_ahead(self) -> None:
@@ -125,6 +143,33 @@ class Feed:
         self._ahead.clear()
 
     def close(self) -> None:
-        """Waits for a read in flight and ends the thread."""
+        """Waits for a read in flight and ends the threads, the reader's too."""
         self._drop_ahead()
         self._pool.shutdown(wait=True, cancel_futures=True)
+        self._reader.close()
+
+
+class _Steps:
+    """The windows of step after step under one view, read for several steps at once where the plan allows. Whoever
+    adopts another view makes a new one: a read in flight goes on with the old one, and is dropped.
+    """
+
+    def __init__(
+        self,
+        reader: MixtureReader,
+        positions: Callable[[int], NDArray[np.int64]],
+        is_readable: Callable[[int], bool],
+    ) -> None:
+        self._reader, self._positions, self._is_readable = reader, positions, is_readable
+        self._next = 0
+        self._batches: Iterator[WindowBatch] = iter(())
+
+    def take(self, step: int) -> WindowBatch:
+        """The windows of `step`; raises what reading them raised, and then reads them anew when asked again."""
+        batch = next(self._batches, None) if step == self._next else None
+        if batch is None:
+            further = itertools.takewhile(self._is_readable, itertools.count(step + 1))
+            self._batches = self._reader.batches(map(self._positions, itertools.chain((step,), further)))
+            batch = next(self._batches)
+        self._next = step + 1
+        return batch

@@ -34,7 +34,7 @@ def train(session: Session) -> Ending:
     job, model, optimizer, saver = session.prepared.job, session.model, session.optimizer, session.saver
     plan, word = session.opening.plan, Word.none()
     session.phases.enter("first_step", session.step + 1)
-    while session.step < job.training.steps and Orders.STOP not in word.orders:
+    while session.step < session.last_step and Orders.STOP not in word.orders:
         if session.step >= plan.horizon_step:
             plan = session.control.renew(session.step)
             session.feed.follow(plan)
@@ -66,7 +66,7 @@ def train(session: Session) -> Ending:
         session.step_times.tell(result, time.perf_counter() - agreed)
         tell(session, result, lr_factor * job.optimizer.lr)
         evaluate_when_due(session)
-        is_ordered = word.orders & (Orders.STOP | Orders.CHECKPOINT) or session.step == job.training.steps
+        is_ordered = word.orders & (Orders.STOP | Orders.CHECKPOINT) or session.step == session.last_step
         if is_ordered or (saver.due(session.step) and not saver.skips(word.is_any_busy)):
             session.phases.enter("commit", session.step)
             saver.finish()
@@ -77,7 +77,7 @@ def train(session: Session) -> Ending:
     session.phases.enter("commit", session.step)
     saver.finish()
     dist.barrier()
-    return Ending.FINISHED if session.step >= job.training.steps else Ending.STOPPED
+    return Ending.FINISHED if session.step >= session.last_step else Ending.STOPPED
 
 
 def take(session: Session) -> StepInput:
@@ -87,7 +87,8 @@ def take(session: Session) -> StepInput:
     try:
         return session.feed.take(session.step)
     except DamagedShard as damage:
-        session.report("bad_shard", shard=damage.key, why=damage.why, step=session.step)
+        key = session.reading.key_of(damage.shard, damage.key)
+        session.report("bad_shard", shard=key, why=damage.why, step=session.step)
         if not is_whole_after_all(session, damage):
             raise
         return session.feed.take(session.step)
@@ -96,7 +97,8 @@ def take(session: Session) -> StepInput:
 def is_whole_after_all(session: Session, damage: DamagedShard) -> bool:
     """What whoever decides about damage says of it; a report that fails must not be told in the damage's place."""
     try:
-        return session.control.report_shard(damage.key, damage.why, session.step)
+        key = session.reading.key_of(damage.shard, damage.key)
+        return session.control.report_shard(key, damage.why, session.step)
     except OutsideError as error:
         LOG.warning("nothing is decided about the damage, so the next attempt meets it again: %s", error)
         return False
@@ -153,7 +155,7 @@ def refuse_update(session: Session, word: Word) -> None:
 def tell(session: Session, result: StepResult, lr: float) -> None:
     """One progress event from rank 0; finite numbers only, as JSON has no others."""
     job = session.prepared.job
-    if session.rank == 0 and (result.step % job.metrics.log_freq == 0 or result.step == job.training.steps):
+    if session.rank == 0 and (result.step % job.metrics.log_freq == 0 or result.step == session.last_step):
         tokens = job.training.global_batch_size * job.training.seq_len
         session.report(
             "progress",
@@ -164,13 +166,14 @@ def tell(session: Session, result: StepResult, lr: float) -> None:
             tokens=tokens,
             step_time_s=result.step_time_s,
             data_wait_s=result.data_wait_s,
+            **({"epochs": session.epochs()} if job.data.is_mixture else {}),
         )
 
 
 def evaluate_when_due(session: Session) -> None:
     """Held-out loss every `validation.freq` steps and at the last one."""
     job = session.prepared.job
-    if session.evaluator is None or (session.step % job.validation.freq and session.step != job.training.steps):
+    if session.evaluator is None or (session.step % job.validation.freq and session.step != session.last_step):
         return
     session.phases.enter("evaluation", session.step)
     loss = session.evaluator.loss()

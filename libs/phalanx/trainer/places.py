@@ -26,14 +26,17 @@ def job_store(job: Job) -> ObjectStore:
     return store_at(job, job.job.storage).within(f"projects/{job.job.project}/jobs/{job.job.name}/")
 
 
-def order_of(job: Job, store: ObjectStore, split: Split) -> Order:
-    """The order in which the job reads `split`, which lies at `store`; it keeps the indices of two blocks at least."""
+def order_of(job: Job, store: ObjectStore, split: Split, first_shard: int = 0) -> Order:
+    """The order in which the job reads `split`, which lies at `store`; it keeps the indices of two blocks at least.
+    first_shard: of a source among the shards of all, for telling damage.
+    """
     block = job.data.shuffle_block_shards
-    indices = ShardIndices(store, split, capacity=max(OPEN_INDICES, 2 * block + 2))
+    indices = ShardIndices(store, split, max(OPEN_INDICES, 2 * block + 2), first_shard)
     return Order(
         split,
         seed=job.training.seed,
         seq_len=job.training.seq_len,
         shuffle_block_shards=block,
         index_of=indices,
+        indices_of=indices.many,
     )

@@ -16,22 +16,35 @@ from typing import Any
 
 from phalanx.core.digest import canonical_json, digest_of, xxh3
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage import CheckpointRef, DamagedObject, ForkPoint, JobRecord, Lineage, ObjectRef, RecordsName, keys
+from phalanx.lineage import (
+    CheckpointRef,
+    DamagedObject,
+    ForkedMixture,
+    ForkPoint,
+    JobRecord,
+    Lineage,
+    ObjectRef,
+    RecordsName,
+    keys,
+)
+from phalanx.lineage.plan import mixture_changes
 from phalanx.lineage.store import MAX_MANIFEST_BYTES
 from phalanx.snapshot.fork import import_checkpoint
 from phalanx.spec import Job, Layout, parse_job
 from phalanx.spec.changes import require_forkable
 from phalanx.spec.job import plain
 from phalanx.spec.unbuilt import refuse_unbuilt
-from phalanx.stream.manifest import Split, open_split, refuse_held_out
+from phalanx.stream.manifest import Split, open_split
 from phalanx.trainer.code import code_digest
+from phalanx.trainer.forking import forked_mixture
+from phalanx.trainer.mixing import JobReading, sources_of, training_splits
 from phalanx.trainer.places import job_store, store_at
 from phalanx.trainer.promise import warnings_of
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A job that may start: its layout, what its data is, and under which digests it goes."""
+    """A job that may start: its layout, what its data is, and under which digests it goes. origin: of a fork."""
 
     job: Job
     layout: Layout
@@ -39,6 +52,7 @@ class Prepared:
     placement_digest: str
     code_digest: str
     warnings: tuple[str, ...] = ()
+    origin: ForkPoint | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,17 +82,20 @@ def prepare(job: Job, world_size: int, *, is_first: bool = True, origin: Origin 
     if origin is not None:
         require_forkable(origin.job, job)
     _check_manifest_fits(layout)
-    split = _training_split(job)
+    splits = training_splits(job)
+    split = next(iter(splits.values()))
     _check_held_out(job, split)
     _check_vocabulary(job, split)
     _check_model_class(job)
     _check_device(job)
     _check_folders(job)
-    identity_digest = job.identity_digest({"train": split.digest})
+    identity_digest = job.identity_digest({name: each.digest for name, each in splits.items()})
     warnings = warnings_of(job_store(job)) if is_first else ()
     code = code_digest(job.model.class_)
-    point = None if origin is None else _fork_point(job, origin)
-    _create_job(job, identity_digest, split, point)
+    point = None if origin is None else _fork_point(job, splits, origin)
+    record = _create_job(job, identity_digest, splits, point)
+    if is_first:
+        warnings += _foretold(job, splits, record.origin)
     if origin is not None and point is not None:
         import_checkpoint(
             job_store(origin.job), job_store(job), point, code_digest=code, identity_digest=identity_digest
@@ -90,7 +107,19 @@ def prepare(job: Job, world_size: int, *, is_first: bool = True, origin: Origin 
         placement_digest=digest_of(job.placement(world_size)),
         code_digest=code,
         warnings=warnings,
+        origin=record.origin,
     )
+
+
+def _foretold(job: Job, splits: Mapping[str, Split], origin: ForkPoint | None) -> tuple[str, ...]:
+    """Which sources will run out, by the job file and what the journal says so far."""
+    if not job.data.is_mixture:
+        return ()
+    lineage = Lineage(job_store(job))
+    newest = lineage.newest_attempt()
+    entries = lineage.journal(newest.number) if newest is not None else ()
+    reading = JobReading(job, sources_of(job, splits), origin)
+    return reading.foretold(reading.mixture(mixture_changes(entries)))
 
 
 def _check_device(job: Job) -> None:
@@ -129,7 +158,7 @@ def _check_folders(job: Job) -> None:
         )
 
 
-def _fork_point(job: Job, origin: Origin) -> ForkPoint:
+def _fork_point(job: Job, splits: Mapping[str, Split], origin: Origin) -> ForkPoint:
     """The checkpoint that is copied. Where the job knows it already, the other job need not have it any more."""
     name, ref = origin.job.job, CheckpointRef(origin.attempt, origin.step)
     stored = Lineage(job_store(job)).read_job()
@@ -137,36 +166,33 @@ def _fork_point(job: Job, origin: Origin) -> ForkPoint:
         known = stored.origin
         if (known.project, known.uid, known.attempt, known.step) == (name.project, name.name, ref.attempt, ref.step):
             return known
+    lineage = Lineage(job_store(origin.job))
     try:
-        manifest = Lineage(job_store(origin.job)).manifest(ref)
+        manifest = lineage.manifest(ref)
+        mixture = forked_mixture(job, splits, origin.job, lineage, manifest)
     except DamagedObject as error:
         raise PhalanxError(
             f"checkpoint {ref} of projects/{name.project}/jobs/{name.name}",
             expected=f"one that can be copied: {error}",
             remedy="fork from another checkpoint (`phalanx checkpoint list`)",
         ) from error
-    return ForkPoint(name.project, name.name, ref.attempt, ref.step, manifest.loader.position)
+    return ForkPoint(name.project, name.name, ref.attempt, ref.step, manifest.loader.position, mixture)
 
 
-def _create_job(job: Job, identity_digest: str, split: Split, origin: ForkPoint | None) -> JobRecord:
+def _create_job(job: Job, identity_digest: str, splits: Mapping[str, Split], origin: ForkPoint | None) -> JobRecord:
+    split = next(iter(splits.values()))
     return Lineage(job_store(job)).create_job(
         request_id=uuid.uuid4().hex,
         spec=plain(job),
         identity={
             **job.identity(),
-            "data_digests": {"train": split.digest},
+            "data_digests": {name: each.digest for name, each in splits.items()},
             # Follows from the data digest; kept so that an export can check a tokenizer when the data is gone.
             "tokenizer": {"digest": split.tokenizer_digest, "eos_id": split.eos_id},
         },
         identity_digest=identity_digest,
         origin=origin,
     )
-
-
-def _training_split(job: Job) -> Split:
-    split = _split(job, "data.train", job.data.train)
-    refuse_held_out(split)
-    return split
 
 
 def _split(job: Job, key: str, url: str) -> Split:
@@ -262,4 +288,11 @@ def from_arguments(arguments: Mapping[str, Any]) -> Prepared:
     """The inverse of `to_arguments`."""
     fields = {name: arguments[name] for name in Prepared.__dataclass_fields__}
     fields |= {"job": parse_job(arguments["job"]), "layout": Layout(**arguments["layout"])}
-    return Prepared(**{**fields, "warnings": tuple(arguments["warnings"])})
+    return Prepared(**{**fields, "warnings": tuple(arguments["warnings"]), "origin": _origin(arguments["origin"])})
+
+
+def _origin(fields: Mapping[str, Any] | None) -> ForkPoint | None:
+    if fields is None:
+        return None
+    mixture = fields["mixture"]
+    return ForkPoint(**{**fields, "mixture": None if mixture is None else ForkedMixture(**mixture)})

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 from phalanx.gang.context import RankContext
 from phalanx.gang.rendezvous import init_process_group
-from phalanx.lineage import Lineage
+from phalanx.lineage import Lineage, position_after
+from phalanx.lineage.wishes import Wishes
 from phalanx.trainer.code import require_own_code
 from phalanx.trainer.places import job_store
 from phalanx.trainer.preflight import Prepared, from_arguments
@@ -116,6 +117,8 @@ def control_of(
         deadline_s=job.deadlines.save_s,
         report=context.report,
         on_bad_shard=job.recovery.on_bad_shard,
+        wishes=Wishes(store) if job.data.is_mixture else None,
+        position_after=lambda step: position_after(step, job.training.global_batch_size, prepared.origin),
     )
 
 

@@ -20,10 +20,13 @@ from phalanx.snapshot.restore import restore
 from phalanx.snapshot.writer import Writer
 from phalanx.spec import Job
 from phalanx.stream.manifest import open_split
-from phalanx.stream.windows import WindowReader
+from phalanx.stream.view import View
+from phalanx.stream.windows import MixtureReader, WindowReader
+from phalanx.trainer.caching import node_cache
 from phalanx.trainer.control import Control, Opening
 from phalanx.trainer.evaluator import Evaluator
 from phalanx.trainer.feed import BatchShape, Feed, advanced
+from phalanx.trainer.mixing import JobReading
 from phalanx.trainer.optimizer import MOMENTS, Optimizer
 from phalanx.trainer.phases import Phases
 from phalanx.trainer.places import order_of, store_at
@@ -55,6 +58,17 @@ class Session:
     step_times: StepTimes
     start: LoaderState
     step: int
+    reading: JobReading
+
+    @property
+    def last_step(self) -> int:
+        """The job's last step, or an earlier one where its data ends, as the journal has it so far."""
+        steps, end = self.prepared.job.training.steps, self.reading.last_step(self.feed.view.mixture)
+        return steps if end is None else min(steps, end)
+
+    def epochs(self) -> dict[str, float]:
+        """Passes over each source so far, by name."""
+        return self.reading.epochs(self.feed.view.mixture, loader_state(self).position)
 
     def state(self) -> list[HeldTensor]:
         """All tensors of a checkpoint, under their stored names."""
@@ -78,7 +92,16 @@ def reader_of(prepared: Prepared, url: str) -> WindowReader:
     job = prepared.job
     store = store_at(job, url)
     split = open_split(store)
-    return WindowReader(store, split, order_of(job, store, split), job.data.document_mask)
+    return WindowReader(
+        store, split, order_of(job, store, split), job.data.document_mask, cache=node_cache(job, [split])
+    )
+
+
+def training_reader(job: Job, reading: JobReading) -> MixtureReader:
+    """Reads the job's training windows; the feed says by which view."""
+    cache = node_cache(job, [source.split for source in reading.sources])
+    view = View(reading.mixture())
+    return MixtureReader(reading.sources, view, job.data.document_mask, cache=cache, reads_ahead=True)
 
 
 def build_session(
@@ -109,6 +132,7 @@ def build_session(
         _restore(parent, control, store, job, model, optimizer, report)
     shape = _batch_shape(prepared, mesh)
     is_first = rank == 0
+    reading = JobReading.of(job, prepared.origin)
     recorder = Recorder(
         lineage, opening.attempt, rank, start_step, records_windows=mesh.is_reader, records_steps=is_first
     )
@@ -119,7 +143,7 @@ def build_session(
         mesh=mesh,
         model=model,
         optimizer=optimizer,
-        feed=Feed(reader_of(prepared, job.data.train), shape, device, opening.plan, start),
+        feed=Feed(training_reader(job, reading), shape, device, opening.plan, start, reading.view_of),
         recorder=recorder,
         saver=_saver(prepared, opening, control, writer, recorder, lambda: state_of(model, optimizer)),
         evaluator=_evaluator(prepared, model, shape, device),
@@ -130,6 +154,7 @@ def build_session(
         step_times=StepTimes(report if reports_step_times else None),
         start=start,
         step=start_step,
+        reading=reading,
     )
 
 

@@ -24,6 +24,7 @@ from phalanx.lineage.plan import (
     reading_plan,
     zero_weight_spans,
 )
+from phalanx.lineage.wishes import Wishes, grant
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.commit import commit
 from phalanx.trainer.commits import Committed, Committing
@@ -53,7 +54,8 @@ class Proposal:
 
 class StorageControl:
     """`Control` over a lineage. store: rooted at the job. Ranks other than 0 touch storage only for what they read and
-    write themselves.
+    write themselves. wishes: what operators may change while it runs, None for a job that has nothing of the kind;
+    position_after: the first window behind a step.
     """
 
     def __init__(
@@ -68,10 +70,12 @@ class StorageControl:
         deadline_s: float,
         report: Callable[..., None],
         on_bad_shard: str = "stop",
+        wishes: Wishes | None = None,
+        position_after: Callable[[int], int] = int,
     ) -> None:
         self._lineage, self._store, self._exchange, self._proposal = lineage, store, exchange, proposal
         self._rank, self._world_size, self._deadline_s, self._report = rank, world_size, deadline_s, report
-        self._on_bad_shard = on_bad_shard
+        self._on_bad_shard, self._wishes, self._position_after = on_bad_shard, wishes, position_after
         self._orders = OrderBox()
         self._attempt = 0
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="commit")
@@ -125,8 +129,12 @@ class StorageControl:
         return self._plan(self._attempt, step).to_json()
 
     def _plan(self, attempt: int, step: int) -> Plan:
-        plan = reading_plan(self._lineage.journal(attempt), step)
-        return Plan(plan.horizon_step, plan.zero_weight, plan.journal_digest)
+        entries = self._lineage.journal(attempt)
+        if self._wishes is not None and grant(
+            self._lineage, self._wishes, attempt, entries, self._position_after(step)
+        ):
+            entries = self._lineage.journal(attempt)
+        return Plan.of(reading_plan(entries, step))
 
     def refuse_parent(self, parent: Manifest, why: str) -> None:
         """See `Control.refuse_parent`. Any rank may find the damage; the first entry is enough."""

@@ -59,12 +59,17 @@ class JobPlace:
 
     @property
     def train_url(self) -> str | None:
-        """The folder of the training split: the job file's, or the one that the job was created with."""
+        """The folder of the training split, or of the first of several (they have one tokenizer): the job file's, or
+        the one that the job was created with.
+        """
         if self.job is not None:
-            return self.job.data.train
+            return next(iter(self.job.data.training.values())).url
         record = self.lineage.read_job()
         data = record.spec.get("data") if record else None
-        url = data.get("train") if isinstance(data, dict) else None
+        if not isinstance(data, dict):
+            return None
+        sources = data.get("sources") or {}
+        url = sources[min(sources)].get("url") if sources else data.get("train")
         return url if isinstance(url, str) else None
 
 

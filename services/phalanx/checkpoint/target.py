@@ -111,7 +111,8 @@ def _trained_with(place: JobPlace, record: JobRecord) -> TrainedWith:
     if url is None:
         raise _no_split("data.train")
     try:
-        split = open_split(place.open(url), record.identity.get("data_digests", {}).get("train"))
+        digests = record.identity.get("data_digests", {})
+        split = open_split(place.open(url), digests[min(digests)] if digests else None)
     except PhalanxError as error:
         raise _no_split(url) from error
     return TrainedWith(split.tokenizer_digest, split.eos_id)

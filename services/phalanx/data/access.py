@@ -13,6 +13,7 @@ ACCESS: Final[Access] = {
     f"/{SERVICE}/ListDatasets": EVERYONE,
     f"/{SERVICE}/GetReadingPlan": AGENTS,
     f"/{SERVICE}/ReportDamage": AGENTS,
+    f"/{SERVICE}/ChangeMixture": OPERATORS,
     f"/{SERVICE}/ListDamage": EVERYONE,
 }
 

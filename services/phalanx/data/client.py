@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from phalanx.api.data.v1 import data_service_pb2 as pb
 from phalanx.api.data.v1.data_service_pb2_grpc import DataServiceStub
 from phalanx.data.datasets import DatasetSplit, DatasetVersion
 from phalanx.data.decisions import Action, Damage
-from phalanx.data.wire import damage_from, plan_of, version_of
+from phalanx.data.wire import damage_from, plan_of, version_of, weight_messages
 from phalanx.lineage.plan import ReadingPlan
 from phalanx.rpc import Channel, ClientConfig, Credentials, connect, connect_client
 
@@ -24,6 +24,7 @@ IDEMPOTENT: Final = (
     "ListDatasets",
     "GetReadingPlan",
     "ReportDamage",
+    "ChangeMixture",
     "ListDamage",
 )
 REGISTER_DEADLINE_S, REPORT_DEADLINE_S = 60.0, 180.0
@@ -83,6 +84,13 @@ class DataClient:
         """
         request = pb.ReportDamageRequest(job=job, attempt=attempt, shard=shard, why=why, step=step)
         return damage_from(self._stub.ReportDamage(request, timeout=timeout_s).damage)
+
+    def change_mixture(self, job: str, weights: Mapping[str, str], request_id: str | None = None) -> int:
+        """Asks for other weights of sources, as text by name; the number of the wish. They hold from the next plan."""
+        request = pb.ChangeMixtureRequest(
+            request_id=request_id or uuid.uuid4().hex, job=job, weights=weight_messages(weights)
+        )
+        return self._stub.ChangeMixture(request).wish
 
     def damages(self, job: str) -> tuple[Damage, ...]:
         """What was decided for a job, oldest first."""

@@ -31,8 +31,9 @@ MAX_EPOCHS: Final = 64
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A shard that is not what its manifest says. shard: the key that was reported; number, digest: the shard's in the
-    manifest; objects: keys of all its objects that are wrong; is_index_lost: nobody can tell its documents.
+    """A shard that is not what its manifest says. shard: the key that was reported; number: the shard's among those of
+    all sources; digest: of its tar; objects: keys of all its objects that are wrong; is_index_lost: nobody can tell its
+    documents.
     """
 
     shard: str
@@ -66,8 +67,9 @@ def covering(
                 yield entry
 
 
-def lost_windows(order: Order, finding: Finding, reach: tuple[int, int]) -> Spans:
-    """The windows in `reach` that read the shard: all epochs in it, each by the inverse of its order.
+def lost_windows(order: Order, finding: Finding, reach: tuple[int, int], first_shard: int = 0) -> Spans:
+    """The windows in `reach` that read the shard: all epochs in it, each by the inverse of its order. first_shard: of
+    the order's source.
 
     Where its index is lost, or that of another shard of its block, those of the block. At most `MAX_SPANS` ranges: the
     smallest gaps are closed beyond that.
@@ -76,7 +78,8 @@ def lost_windows(order: Order, finding: Finding, reach: tuple[int, int]) -> Span
     if start >= stop:
         return ()
     epochs = range(order.epoch_of(start), order.epoch_of_last(stop - 1) + 1)
-    found = merged(np.concatenate([_lost_in(order, finding, epoch) for epoch in epochs]))
+    number = finding.number - first_shard
+    found = merged(np.concatenate([_lost_in(order, finding, number, epoch) for epoch in epochs]))
     return tuple((first, last) for first, last in at_most(clipped(found, start, stop), MAX_SPANS).tolist())
 
 
@@ -110,8 +113,14 @@ def request_id_of(finding: Finding, action: Action, reach: tuple[int, int]) -> s
     return f"damage-{digest_of(content)}"
 
 
-def payload_of(finding: Finding, action: Action, reach: tuple[int, int], zero_weight: Spans) -> dict[str, object]:
-    """The journal entry's payload."""
+def payload_of(
+    finding: Finding, action: Action, reach: tuple[int, int], lost: Spans, source: str = ""
+) -> dict[str, object]:
+    """The journal entry's payload. lost: windows; of a mixture those of the stream of `source`, where positions may
+    change yet.
+    """
+    spans = [list(span) for span in lost] if action is Action.SKIP else []
+    where = {"source": source, "windows": spans, "zero_weight": []} if source else {"zero_weight": spans}
     return {
         "shard": finding.shard,
         "number": finding.number,
@@ -119,7 +128,7 @@ def payload_of(finding: Finding, action: Action, reach: tuple[int, int], zero_we
         "why": finding.why,
         "action": action.value,
         "reach": list(reach),
-        "zero_weight": [list(span) for span in zero_weight] if action is Action.SKIP else [],
+        **where,
     }
 
 
@@ -147,6 +156,8 @@ def damage_of(entry: JournalEntry) -> Damage:
         zero_weight=spans_of(entry),
         attempt=entry.attempt,
         journal_entry=entry.number,
+        source=str(payload.get("source", "")),
+        windows=tuple((int(start), int(stop)) for start, stop in payload.get("windows", ())),
     )
 
 
@@ -155,10 +166,10 @@ def _epoch_end(order: Order, position: int, epochs: int) -> int:
     return -(-(order.epoch_of(position) + 1 + epochs) * order.epoch_tokens // order.seq_len)
 
 
-def _lost_in(order: Order, finding: Finding, epoch: int) -> NDArray[np.int64]:
+def _lost_in(order: Order, finding: Finding, number: int, epoch: int) -> NDArray[np.int64]:
     if not finding.is_index_lost:
         try:
-            return order.spans_of_shard(epoch, finding.number)
+            return order.spans_of_shard(epoch, number)
         except DamagedShard as damage:
             _LOG.warning("the whole block of %s is left out in epoch %d: %s", finding.shard, epoch, damage)
-    return as_array([order.span_of_block(epoch, finding.number)])
+    return as_array([order.span_of_block(epoch, number)])

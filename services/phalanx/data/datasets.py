@@ -102,14 +102,19 @@ def decode(key: str, data: bytes) -> DatasetVersion:
 
 def check_request(request_id: str, dataset: str) -> None:
     """Raises PhalanxError for a request that names neither itself nor a dataset."""
+    check_request_id(request_id)
+    check_name(dataset)
+
+
+def check_request_id(request_id: str) -> None:
+    """Raises PhalanxError for what can't be a request id."""
     if not 0 < len(request_id) <= _MAX_REQUEST_ID or not request_id.isprintable():
         raise PhalanxError(
             "request_id",
             value=request_id[:_MAX_REQUEST_ID],
             expected=f"from 1 to {_MAX_REQUEST_ID} printable characters",
-            remedy="choose a fresh one for each registration, such as a UUID",
+            remedy="choose a fresh one for each request, such as a UUID",
         )
-    check_name(dataset)
 
 
 def check_name(dataset: str) -> None:

@@ -19,7 +19,8 @@ class Action(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Damage:
     """A damaged shard and the decision. shard: key of the object below the training split; zero_weight: half-open
-    ranges of window positions; journal_entry: 0 for RETRY, of which nothing is written.
+    ranges of window positions; journal_entry: 0 for RETRY, of which nothing is written. source: of a mixture, which
+    holds the shard; then its key is below the source's name, and windows: ranges of windows of that source's stream.
     """
 
     shard: str
@@ -28,3 +29,5 @@ class Damage:
     zero_weight: Spans
     attempt: int
     journal_entry: int
+    source: str = ""
+    windows: Spans = ()

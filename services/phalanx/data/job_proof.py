@@ -1,4 +1,4 @@
-"""The proof of `proof.py` for a job: its lineage against its training split, read a second time through plain
+"""The proof of `proof.py` for a job: its lineage against its training data, read a second time through plain
 `webdataset`.
 """
 
@@ -6,16 +6,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
 
 from phalanx.data.left_out import left_out_by
 from phalanx.data.proof import Proof, ShardCache, TokenArray, prove
 from phalanx.data.webdataset_reading import read_shard_with_webdataset
 from phalanx.lineage import Lineage
 from phalanx.spec import Job
-from phalanx.stream.manifest import open_split
 from phalanx.stream.members import DamagedShard
-from phalanx.stream.order import SegmentColumns
-from phalanx.trainer.places import job_store, order_of, settings_at, store_at
+from phalanx.stream.segments import NO_SEGMENTS, SegmentColumns
+from phalanx.stream.sources import source_of_shards
+from phalanx.trainer.mixing import JobReading
+from phalanx.trainer.places import job_store, settings_at
 
 _LOG = logging.getLogger(__name__)
 
@@ -24,35 +28,44 @@ def prove_job(job: Job, progress: Mapping[int, int] | None = None) -> Proof:
     """Checks the live chain of `job`; see `proof.prove`. progress: for each attempt the last step that it was seen to
     finish.
     """
-    url = job.data.train
-    train = store_at(job, url)
-    split, settings = open_split(train), settings_at(job, url)
-    lineage, order = Lineage(job_store(job)), order_of(job, train, split)
-    damaged = left_out_by(lineage).shards
+    lineage = Lineage(job_store(job))
+    record = lineage.read_job()
+    reading = JobReading.of(job, record.origin if record is not None else None)
+    left_out = left_out_by(lineage)
+    damaged, view = left_out.shards, reading.view_of(left_out.plan)
 
     def members(shard: int) -> Iterator[tuple[int, TokenArray]]:
+        source = reading.sources[int(source_of_shards(reading.sources, np.array([shard]))[0])]
+        name, url = source.split.columns.names[shard - source.first_shard], job.data.training[source.name].url
         try:
-            yield from enumerate(read_shard_with_webdataset(url, split.columns.names[shard], settings))
+            yield from enumerate(read_shard_with_webdataset(url, name, settings_at(job, url)))
         except Exception as error:
             # Whatever the library says of a shard that the journal calls damaged: its windows can't be compared.
             if shard not in damaged:
                 raise
-            _LOG.warning("shard %s is damaged, as the journal says: %s", split.columns.names[shard], error)
+            _LOG.warning("shard %s is damaged, as the journal says: %s", name, error)
 
     def segments_of(position: int) -> SegmentColumns | None:
+        if position < view.mixture.start or (view.end is not None and position >= view.end):
+            return NO_SEGMENTS
+        number, window = (int(found[0]) for found in view.place(np.array([position])))
+        source = reading.sources[number]
         try:
-            return order.window(position)
+            segments = source.order.window(window)
         except DamagedShard as damage:
             if damage.shard not in damaged:
                 raise
             return None
+        return replace(segments, shard=segments.shard + source.first_shard)
 
     return prove(
         lineage,
-        ShardCache(members, num_shards=2 * job.data.shuffle_block_shards),
+        ShardCache(members, num_shards=2 * job.data.shuffle_block_shards * len(reading.sources)),
         seq_len=job.training.seq_len,
-        epoch_tokens=split.num_tokens,
+        epoch_tokens=[source.split.num_tokens for source in reading.sources],
+        view=view,
         global_batch_size=job.training.global_batch_size,
         segments_of=segments_of,
         progress=progress,
+        names=[source.name for source in reading.sources],
     )

@@ -8,9 +8,8 @@ from phalanx.data.left_out import left_out_by
 from phalanx.data.tracing import Steps, TracedSource, Tracer
 from phalanx.lineage import Lineage
 from phalanx.spec import Job
-from phalanx.stream.manifest import open_split
-from phalanx.stream.view import View
-from phalanx.trainer.places import job_store, order_of, settings_at, store_at
+from phalanx.trainer.mixing import JobReading
+from phalanx.trainer.places import job_store, settings_at
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,13 +27,13 @@ def tracer_of(job: Job, *, shows: bool = False) -> Tracer:
     lineage = Lineage(job_store(job))
     record = lineage.read_job()
     origin = record.origin if record is not None else None
-    url = job.data.train
-    assert url is not None
-    store = store_at(job, url)
-    split = open_split(store, job.data.train_digest)
-    source = TracedSource("train", store, split, order_of(job, store, split), settings_at(job, url))
-    view = View(zero_weight=[(start, stop) for start, stop in left_out_by(lineage).windows.tolist()])
-    return Tracer([source], Steps(job.training.global_batch_size, origin), view, shows=shows)
+    reading = JobReading.of(job, origin)
+    sources = [
+        TracedSource(each.name, each.store, each.split, each.order, settings_at(job, job.data.training[each.name].url))
+        for each in reading.sources
+    ]
+    view = reading.view_of(left_out_by(lineage).plan)
+    return Tracer(sources, Steps(job.training.global_batch_size, origin), view, shows=shows)
 
 
 def trained(job: Job, step: int) -> Trained:

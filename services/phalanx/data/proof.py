@@ -12,8 +12,8 @@ window, and 40 bytes a member once it is read whole.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
 import numpy as np
@@ -23,7 +23,7 @@ import xxhash
 from phalanx.data.left_out import LeftOut, left_out_by
 from phalanx.lineage import Lineage, LoaderState, WindowRows
 from phalanx.stream.order import SegmentColumns
-from phalanx.stream.spans import hold
+from phalanx.stream.view import View
 
 Int64: TypeAlias = npt.NDArray[np.int64]
 TokenArray: TypeAlias = npt.NDArray[np.integer[Any]]
@@ -69,6 +69,7 @@ class Proof:
     everything else that is wrong, the first MAX_NAMED of it in `mismatches`, a sentence each. steps_redone: steps that
     attempts did beyond the live chain. windows_left_out: those that the journal takes out. windows_not_compared: read
     with weight from a shard that the journal calls damaged, so that the second reading, or their order, is gone.
+    epochs: passes over each source up to the newest checkpoint, by name.
     """
 
     steps: int
@@ -82,6 +83,7 @@ class Proof:
     windows_left_out: int = 0
     windows_not_compared: int = 0
     origin_steps: int = 0
+    epochs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ok(self) -> bool:
@@ -96,17 +98,20 @@ def prove(
     tokens: TokenSource,
     *,
     seq_len: int,
-    epoch_tokens: int,
+    epoch_tokens: int | Sequence[int],
+    view: View | None = None,
     global_batch_size: int | None = None,
     segments_of: Callable[[int], SegmentColumns | None] | None = None,
     progress: Mapping[int, int] | None = None,
+    names: Sequence[str] = ("train",),
 ) -> Proof:
     """Checks the records of the live chain.
 
-    seq_len: tokens a window. epoch_tokens: tokens of the training split. global_batch_size: windows a step, if it never
-    changed; without it the number of windows is what the newest checkpoint's loader state says. segments_of: the order,
-    which gives the segments that a position must have (`Order.window`), or None where nobody can tell them any more;
-    without it any disjoint segments will do.
+    seq_len: tokens a window. epoch_tokens: tokens of each source, called `names`. view: which window of which source
+    lies where, and which are taken out; without it there is one source, and the journal's positions.
+    global_batch_size: windows a step, if it never changed; without it the number of windows is what the newest
+    checkpoint's loader state says. segments_of: the order, which gives the segments that a position must have
+    (`Order.window`), or None where nobody can tell them any more; without it any disjoint segments will do.
     progress: for each attempt the last step it was seen to finish, as it may have died before it stored records of it.
     Raises DamagedObject for records that cannot be read.
     """
@@ -115,11 +120,13 @@ def prove(
     steps, windows = _extent(lineage, start, global_batch_size, found)
     seen = np.zeros(windows, np.uint16)
     spans, left_out = Spans(), left_out_by(lineage)
+    view = view or View(zero_weight=left_out.plan.zero_weight)
+    grid = _Grid(view, seq_len, np.array(epoch_tokens, np.int64).reshape(-1))
     bytes_compared, num_left_out, not_compared = 0, 0, set[int]()
     for rows, _ in lineage.live_records():
         _check_positions(rows, start, seen, global_batch_size, found)
-        num_left_out += _check_weights(rows, left_out, found)
-        complete = _check_segments(rows, spans, seq_len, epoch_tokens, found)
+        num_left_out += _check_weights(rows, grid, found)
+        complete = _check_segments(rows, spans, grid, found)
         if segments_of is not None:
             not_compared |= _check_order(rows, segments_of, found)
         num_bytes, unknown = _check_tokens(rows, complete, tokens, seq_len, left_out, found)
@@ -136,6 +143,7 @@ def prove(
         origin_steps=start.step,
         windows_left_out=num_left_out,
         windows_not_compared=len(not_compared),
+        epochs=dict(zip(names, grid.epochs(start.position + windows), strict=True)),
     )
 
 
@@ -205,23 +213,57 @@ def _check_positions(
         found.add(f"window {p} was read in step {s}, but belongs to step {r}" for p, s, r in triples)
 
 
-def _check_weights(rows: WindowRows, left_out: LeftOut, found: _Mismatches) -> int:
+@dataclass(frozen=True, slots=True, eq=False)
+class _Grid:
+    """Where windows lie on the streams of their sources. epoch_tokens: int64 [sources]."""
+
+    view: View
+    seq_len: int
+    epoch_tokens: Int64
+
+    def place(self, positions: Int64) -> tuple[Int64, Int64]:
+        """Source and window of each position; those that the view does not have are windows of the first source."""
+        sources, windows = np.zeros_like(positions), positions.copy()
+        known = self.is_known(positions)
+        sources[known], windows[known] = self.view.place(positions[known])
+        return sources, windows
+
+    def is_known(self, positions: Int64) -> npt.NDArray[np.bool_]:
+        """Whether the view has a window for each position."""
+        known: npt.NDArray[np.bool_] = positions >= self.view.mixture.start
+        return known if self.view.end is None else known & (positions < self.view.end)
+
+    def left_out(self, positions: Int64) -> npt.NDArray[np.bool_]:
+        """Whether the journal takes out each window."""
+        found = np.zeros(len(positions), bool)
+        known = self.is_known(positions)
+        found[known] = self.view.left_out(positions[known])
+        return found
+
+    def epochs(self, position: int) -> list[float]:
+        """Passes over each source before a position."""
+        return [
+            count * self.seq_len / int(tokens)
+            for count, tokens in zip(self.view.mixture.counts(position), self.epoch_tokens, strict=True)
+        ]
+
+
+def _check_weights(rows: WindowRows, grid: _Grid, found: _Mismatches) -> int:
     """Every weight is 1, or 0 where the journal says so; returns how many windows have weight 0."""
     without = rows.weight == 0
     odd = ~without & (rows.weight != 1)
     pairs = zip(rows.position[odd], rows.weight[odd], strict=True)
     found.add(f"window {p} has weight {w}, which is neither 0 nor 1" for p, w in pairs)
-    unexplained = without & ~hold(left_out.windows, rows.position)
+    unexplained = without & ~grid.left_out(rows.position)
     found.add(f"window {p} has weight 0, but no entry of the journal takes it out" for p in rows.position[unexplained])
     return int(without.sum())
 
 
-def _check_segments(
-    rows: WindowRows, spans: Spans, seq_len: int, epoch_tokens: int, found: _Mismatches
-) -> npt.NDArray[np.bool_]:
+def _check_segments(rows: WindowRows, spans: Spans, grid: _Grid, found: _Mismatches) -> npt.NDArray[np.bool_]:
     """Enters the segments into `spans`; returns bool [n], which windows have seq_len tokens. A window without weight
     may have no segments: the index that would tell them was lost.
     """
+    seq_len = grid.seq_len
     window_tokens = np.zeros(len(rows), np.int64)
     np.add.at(window_tokens, rows.segment_window, rows.length)
     complete: npt.NDArray[np.bool_] = window_tokens == seq_len
@@ -230,9 +272,11 @@ def _check_segments(
     found.add(f"window {p} was read as {n} tokens, not {seq_len}" for p, n in pairs)
     before = np.cumsum(rows.length) - rows.length
     window_starts = before[np.searchsorted(rows.segment_window, rows.segment_window)]
-    grid = rows.position[rows.segment_window] * seq_len + before - window_starts
-    epoch = grid // epoch_tokens
-    crossing = (grid + rows.length - 1) // epoch_tokens != epoch
+    sources, windows = grid.place(rows.position)
+    token = windows[rows.segment_window] * seq_len + before - window_starts
+    epoch_tokens = grid.epoch_tokens[sources[rows.segment_window]]
+    epoch = token // epoch_tokens
+    crossing = (token + rows.length - 1) // epoch_tokens != epoch
     found.add(
         f"window {p} has a segment across the end of an epoch" for p in rows.position[rows.segment_window[crossing]]
     )

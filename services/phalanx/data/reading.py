@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 
 from phalanx.data.damage import fallen_away
 from phalanx.data.jobs import FoundJob, JobSource, Journals, keep, require_job
+from phalanx.data.mixing import Granting, wish_for_weights
 from phalanx.data.plans import HorizonPolicy, JournalView, plan_for, require_newest
 from phalanx.lineage.plan import ReadingPlan
 from phalanx.lineage.registry import JobName
+from phalanx.lineage.wishes import Wish
 from phalanx.spec import Job
-from phalanx.stream.manifest import Split, open_split, refuse_held_out
-from phalanx.trainer.places import store_at
+from phalanx.trainer.mixing import training_splits
 
 KEPT_JOBS = 4096
-
-
-def training_split(job: Job) -> Split:
-    """The manifest of the job's training split, as it is now; raises PhalanxError for one that was held out."""
-    split = open_split(store_at(job, job.data.train), job.data.train_digest)
-    refuse_held_out(split)
-    return split
 
 
 class Reading:
     """Plans for every registered job.
 
-    The manifest of a training split may hold a million shards, so it is looked at once a job.
+    The manifest of a training split may hold a million shards, so the splits are looked at once a job.
     """
 
     def __init__(
@@ -36,9 +31,10 @@ class Reading:
         jobs: JobSource,
         journals: Journals,
         policy: HorizonPolicy,
-        look: Callable[[Job], object] = training_split,
+        look: Callable[[Job], object] = training_splits,
     ) -> None:
         self._jobs, self._journals, self._policy, self._look = jobs, journals, policy, look
+        self._granting = Granting()
         self._fit: OrderedDict[JobName, None] = OrderedDict()
         self._carried: OrderedDict[JobName, int] = OrderedDict()
         self._lock = threading.Lock()
@@ -46,13 +42,22 @@ class Reading:
     def plan(self, name: JobName, attempt: int, step: int, horizon_steps: int) -> ReadingPlan:
         """The plan of the newest attempt; raises NotFound, Superseded, PhalanxError, or what storage raises."""
         found = require_job(self._jobs, name)
-        view = self._journals.view(found)
-        require_newest(str(name), view.newest, attempt)
-        if self._carry(found, view):
+        with self._granting.turn(name) if found.job.data.is_mixture else nullcontext():
             view = self._journals.view(found)
-        plan = plan_for(str(name), view, attempt, step, horizon_steps, self._policy)
-        self._require_fit(found)
+            require_newest(str(name), view.newest, attempt)
+            if self._carry(found, view):
+                view = self._journals.view(found)
+            if step >= 0 and self._granting.grant(found, found.job, attempt, view.entries, step):
+                view = self._journals.view(found)
+            plan = plan_for(str(name), view, attempt, step, horizon_steps, self._policy)
+            self._require_fit(found)
+            self._granting.show(name, attempt, plan.horizon_step)
         return plan
+
+    def wish(self, name: JobName, weights: Mapping[str, str], request_id: str) -> Wish:
+        """Keeps a wish for other weights of the job's sources; raises NotFound, PhalanxError, what storage raises."""
+        found = require_job(self._jobs, name)
+        return wish_for_weights(found.store, found.job, weights, request_id)
 
     def _carry(self, found: FoundJob, view: JournalView) -> bool:
         """Writes into the journal of an attempt, once, the decisions about damage that fell away with older ones; tells

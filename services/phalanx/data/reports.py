@@ -30,14 +30,13 @@ from phalanx.data.damage import (
 from phalanx.data.decisions import Action, Damage
 from phalanx.data.jobs import FoundJob, JobSource, Journals, require_job
 from phalanx.data.plans import require_newest
-from phalanx.data.reading import training_split
 from phalanx.lineage import position_after
 from phalanx.lineage.plan import DAMAGE_KIND
 from phalanx.lineage.registry import JobName
 from phalanx.objects import ObjectMissing, ObjectStore
 from phalanx.rpc.errors import NotFound
 from phalanx.stream.manifest import ShardEntry, Split, index_key, tar_key
-from phalanx.trainer.places import order_of, store_at
+from phalanx.trainer.mixing import JobReading
 
 CHUNK_BYTES = 8 << 20
 MAX_WHY = 500
@@ -72,38 +71,66 @@ class Reports:
         view = self._journals.view(found)
         require_newest(str(found.name), view.newest, attempt)
         job = self._jobs.current(found)
-        split, store = training_split(job), store_at(job, job.data.train)
-        number = shard_number(split, shard)
-        order, batch = order_of(job, store, split), job.training.global_batch_size
+        batch = job.training.global_batch_size
         own = next(each for each in found.lineage.attempts() if each.number == attempt)
         record = found.lineage.read_job()
         origin = record.origin if record is not None else None
+        reading = JobReading.of(job, origin)
+        number, name, key = located(reading, shard)
+        source, mixture = reading.sources[number], reading.mixture(view.plan.mixture)
+        local, order = shard_number(source.split, key), source.order
+        position = position_after(step - 1, batch, origin)
+        # Windows of the source's own stream; of a single split they are the positions.
         start, reported, end = (
-            position_after(done, batch, origin) for done in (own.start_step, step - 1, job.training.steps)
+            mixture.counts(position_after(done, batch, origin))[number]
+            for done in (own.start_step, step - 1, job.training.steps)
         )
         for entry in covering(order, view.entries, shard, start, reported, end):
             return damage_of(entry)
-        finding = look_at(store, split, number, shard, why)
+        finding = look_at(source.store, source.split, local, key, why)
         if finding is None:
-            return Damage(shard, why, Action.RETRY, (), attempt, 0)
+            return Damage(shard, why, Action.RETRY, (), attempt, 0, name)
+        prefix = f"{name}/" if name else ""
+        objects = tuple(f"{prefix}{each}" for each in finding.objects)
+        finding = replace(finding, shard=shard, objects=objects, number=source.first_shard + local)
         reach = reach_of(order, start, reported, end)
-        lost = lost_windows(order, finding, reach)
+        lost = lost_windows(order, finding, reach, source.first_shard)
         action = decide(job.recovery.on_bad_shard, lost, reported, end)
-        left_out = shards_left_out(view.entries) | {number}
-        allowed = allowed_shards(split.num_shards, job.recovery.bad_shard_budget)
+        left_out = shards_left_out(view.entries) | {finding.number}
+        num_shards = sum(each.split.num_shards for each in reading.sources)
+        allowed = allowed_shards(num_shards, job.recovery.bad_shard_budget)
         if action is Action.SKIP and len(left_out) > allowed:
             action = Action.STOP
-            spent = f"{len(left_out)} damaged shards of {split.num_shards}, recovery.bad_shard_budget allows {allowed}"
+            spent = f"{len(left_out)} damaged shards of {num_shards}, recovery.bad_shard_budget allows {allowed}"
             finding = replace(finding, why=f"{finding.why}; {spent}")
-        position = lost[0][0] if lost and action is Action.SKIP else reported
+        if lost and action is Action.SKIP and not name:
+            position = lost[0][0]
         entry = found.lineage.append_journal(
             attempt,
             DAMAGE_KIND,
             position,
-            payload_of(finding, action, reach, lost),
+            payload_of(finding, action, reach, lost, name),
             request_id=request_id_of(finding, action, reach),
         )
         return damage_of(entry)
+
+
+def located(reading: JobReading, shard: str) -> tuple[int, str, str]:
+    """The source of a reported object by number and, in a mixture, by name ("" in a job of one split), and the object's
+    key below the split. Raises NotFound.
+    """
+    if not reading.job.data.is_mixture:
+        return 0, "", shard
+    name, _, key = shard.partition("/")
+    for number, source in enumerate(reading.sources):
+        if source.name == name:
+            return number, name, key
+    raise NotFound(
+        "shard",
+        value=shard[:200],
+        expected=f"SOURCE/KEY with one of the job's sources ({', '.join(each.name for each in reading.sources)})",
+        remedy="report the key that could not be read",
+    )
 
 
 def shard_number(split: Split, key: str) -> int:

@@ -7,10 +7,11 @@ import grpc
 from phalanx.api.data.v1 import data_service_pb2 as pb
 from phalanx.api.data.v1.data_service_pb2_grpc import DataServiceServicer
 from phalanx.data.access import require_gang
+from phalanx.data.datasets import check_request_id
 from phalanx.data.reading import Reading
 from phalanx.data.registration import Catalog
 from phalanx.data.reports import Reports
-from phalanx.data.wire import damage_message, plan_message, version_message
+from phalanx.data.wire import damage_message, plan_message, version_message, weights_of
 from phalanx.lineage.registry import JobName
 from phalanx.rpc import caller
 
@@ -53,6 +54,15 @@ class DataServicer(DataServiceServicer):
         require_gang(caller(context), name.project, name.uid, request.attempt)
         damage = self._reports.report(name, request.attempt, request.shard, request.why, request.step)
         return pb.ReportDamageResponse(damage=damage_message(damage))
+
+    def ChangeMixture(  # noqa: N802 - the contract's name
+        self, request: pb.ChangeMixtureRequest, context: grpc.ServicerContext
+    ) -> pb.ChangeMixtureResponse:
+        name = JobName.parse(request.job)
+        caller(context).require_job(name.project, name.uid)
+        check_request_id(request.request_id)
+        wish = self._reading.wish(name, weights_of(request.weights), request.request_id)
+        return pb.ChangeMixtureResponse(wish=wish.number)
 
     def ListDamage(  # noqa: N802 - the contract's name
         self, request: pb.ListDamageRequest, context: grpc.ServicerContext

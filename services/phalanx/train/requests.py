@@ -187,7 +187,8 @@ class Requests:
 
 def checked_spec(spec: Spec) -> Spec:
     """The job itself; raises PhalanxError for a URL that means another folder in each process."""
-    urls = {"job.storage": spec.job.storage, "data.train": spec.data.train, "data.held_out": spec.data.held_out or ""}
+    urls = {"job.storage": spec.job.storage, "data.held_out": spec.data.held_out or ""}
+    urls |= {spec.data.url_key(name): source.url for name, source in spec.data.training.items()}
     for key, url in urls.items():
         if url.startswith(("file://./", "file://../", "file://~", "memory:")):
             raise PhalanxError(

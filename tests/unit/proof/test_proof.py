@@ -134,6 +134,7 @@ def test_proof_of_a_run_over_two_epochs_with_restarts_relayouts_and_a_zombie_hol
         num_mismatches=0,
         mismatches=(),
         steps_redone=(6 - 2) + (6 - 5),
+        epochs={"train": 48 * SEQ_LEN / EPOCH_TOKENS},
     )
 
 
@@ -282,7 +283,7 @@ def test_proof_of_a_window_of_weight_zero_holds_if_the_journal_says_so_and_the_m
     assert (proof.windows_left_out, proof.windows_not_compared) == (1, 0)
 
 
-@pytest.mark.parametrize("entries", [[], [damage_entry((1, 9))], [("mixture", 0, {"num_windows": 9})]])
+@pytest.mark.parametrize("entries", [[], [damage_entry((1, 9))], [("mixture", 0, {"num_windows": 9, "weights": {}})]])
 def test_proof_of_a_window_of_weight_zero_that_no_entry_takes_out_names_it(entries):
     proof = run_with(LEFT_OUT, *entries).proof()
     assert proof.mismatches == ("window 0 has weight 0, but no entry of the journal takes it out",)

@@ -183,6 +183,8 @@ class ReadingPlan(_message.Message):
     HORIZON_STEP_FIELD_NUMBER: _builtins.int
     ZERO_WEIGHT_FIELD_NUMBER: _builtins.int
     JOURNAL_DIGEST_FIELD_NUMBER: _builtins.int
+    MIXTURE_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     horizon_step: _builtins.int
     """Last step whose windows may be read."""
     journal_digest: _builtins.str
@@ -191,20 +193,114 @@ class ReadingPlan(_message.Message):
     def zero_weight(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
         """Windows that keep their positions but carry no loss: skipped or damaged. Their tokens are not read."""
 
+    @_builtins.property
+    def mixture(self) -> _containers.RepeatedCompositeFieldContainer[Global___MixtureChange]:
+        """Changes of the weights of a mixture's sources, in the journal's order; positions do not decrease."""
+
+    @_builtins.property
+    def lost(self) -> _containers.RepeatedCompositeFieldContainer[Global___LostWindows]:
+        """Windows that damage takes out, by source of a mixture; as zero_weight, but they are counted on the source's own
+        stream.
+        """
+
     def __init__(
         self,
         *,
         horizon_step: _builtins.int = ...,
         zero_weight: _abc.Iterable[Global___Span] | None = ...,
         journal_digest: _builtins.str = ...,
+        mixture: _abc.Iterable[Global___MixtureChange] | None = ...,
+        lost: _abc.Iterable[Global___LostWindows] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["horizon_step", b"horizon_step", "journal_digest", b"journal_digest", "zero_weight", b"zero_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["horizon_step", b"horizon_step", "journal_digest", b"journal_digest", "lost", b"lost", "mixture", b"mixture", "zero_weight", b"zero_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReadingPlan: _TypeAlias = ReadingPlan  # noqa: Y015
+
+@_typing.final
+class SourceWeight(_message.Message):
+    """SourceWeight is how much of a source is read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    WEIGHT_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """Name of the source, as in the job file."""
+    weight: _builtins.str
+    """Its share of the tokens, in proportion to the other sources' weights: a decimal number or a fraction, 0 or more."""
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        weight: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "weight", b"weight"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___SourceWeight: _TypeAlias = SourceWeight  # noqa: Y015
+
+@_typing.final
+class MixtureChange(_message.Message):
+    """MixtureChange says that sources of a mixture have other weights from a window on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POSITION_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    position: _builtins.int
+    """First window position for which they hold."""
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceWeight]:
+        """The weights that change; those of other sources stay."""
+
+    def __init__(
+        self,
+        *,
+        position: _builtins.int = ...,
+        weights: _abc.Iterable[Global___SourceWeight] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["position", b"position", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MixtureChange: _TypeAlias = MixtureChange  # noqa: Y015
+
+@_typing.final
+class LostWindows(_message.Message):
+    """LostWindows are windows of one source that are not read."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    """Name of the source, as in the job file."""
+    @_builtins.property
+    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
+        """Ranges of window numbers of the source's own stream."""
+
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        windows: _abc.Iterable[Global___Span] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["source", b"source", "windows", b"windows"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LostWindows: _TypeAlias = LostWindows  # noqa: Y015
 
 @_typing.final
 class Damage(_message.Message):
@@ -218,6 +314,8 @@ class Damage(_message.Message):
     ZERO_WEIGHT_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     JOURNAL_ENTRY_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    WINDOWS_FIELD_NUMBER: _builtins.int
     shard: _builtins.str
     """Key of the shard below its split."""
     why: _builtins.str
@@ -228,9 +326,15 @@ class Damage(_message.Message):
     """Attempt that reported it."""
     journal_entry: _builtins.int
     """Number of the journal entry in that attempt's journal; 0 where nothing was written."""
+    source: _builtins.str
+    """Source of a mixture that holds the shard; empty for a job that reads one split."""
     @_builtins.property
     def zero_weight(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
         """Windows without weight by this decision."""
+
+    @_builtins.property
+    def windows(self) -> _containers.RepeatedCompositeFieldContainer[Global___Span]:
+        """Windows of that source's own stream without weight by this decision."""
 
     def __init__(
         self,
@@ -241,10 +345,12 @@ class Damage(_message.Message):
         zero_weight: _abc.Iterable[Global___Span] | None = ...,
         attempt: _builtins.int = ...,
         journal_entry: _builtins.int = ...,
+        source: _builtins.str = ...,
+        windows: _abc.Iterable[Global___Span] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attempt", b"attempt", "journal_entry", b"journal_entry", "shard", b"shard", "why", b"why", "zero_weight", b"zero_weight"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["action", b"action", "attempt", b"attempt", "journal_entry", b"journal_entry", "shard", b"shard", "source", b"source", "why", b"why", "windows", b"windows", "zero_weight", b"zero_weight"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -523,6 +629,60 @@ class ReportDamageResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ReportDamageResponse: _TypeAlias = ReportDamageResponse  # noqa: Y015
+
+@_typing.final
+class ChangeMixtureRequest(_message.Message):
+    """ChangeMixtureRequest asks for other weights."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """Fresh id of this request, chosen by the client; the same id again returns the same answer."""
+    job: _builtins.str
+    """The job, `projects/<p>/jobs/<uid>`."""
+    @_builtins.property
+    def weights(self) -> _containers.RepeatedCompositeFieldContainer[Global___SourceWeight]:
+        """The weights that change; at least one. Those of other sources stay."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        job: _builtins.str = ...,
+        weights: _abc.Iterable[Global___SourceWeight] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "request_id", b"request_id", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeMixtureRequest: _TypeAlias = ChangeMixtureRequest  # noqa: Y015
+
+@_typing.final
+class ChangeMixtureResponse(_message.Message):
+    """ChangeMixtureResponse says that the wish is kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WISH_FIELD_NUMBER: _builtins.int
+    wish: _builtins.int
+    """Number of the wish among those of the job."""
+    def __init__(
+        self,
+        *,
+        wish: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["wish", b"wish"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeMixtureResponse: _TypeAlias = ChangeMixtureResponse  # noqa: Y015
 
 @_typing.final
 class ListDamageRequest(_message.Message):

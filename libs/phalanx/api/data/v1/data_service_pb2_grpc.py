@@ -60,6 +60,11 @@ class DataServiceStub:
                 request_serializer=phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ReportDamageRequest.SerializeToString,
                 response_deserializer=phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ReportDamageResponse.FromString,
                 _registered_method=True)
+        self.ChangeMixture = channel.unary_unary(
+                '/phalanx.api.data.v1.DataService/ChangeMixture',
+                request_serializer=phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ChangeMixtureRequest.SerializeToString,
+                response_deserializer=phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ChangeMixtureResponse.FromString,
+                _registered_method=True)
         self.ListDamage = channel.unary_unary(
                 '/phalanx.api.data.v1.DataService/ListDamage',
                 request_serializer=phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ListDamageRequest.SerializeToString,
@@ -108,6 +113,14 @@ class DataServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeMixture(self, request, context):
+        """ChangeMixture asks for other weights of a job's sources. They hold from the next plan on, and are in the job's
+        journal then. Idempotent by request id.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ListDamage(self, request, context):
         """ListDamage lists the decisions about damage that were taken for a job, oldest first.
         """
@@ -142,6 +155,11 @@ def add_DataServiceServicer_to_server(servicer, server):
                     servicer.ReportDamage,
                     request_deserializer=phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ReportDamageRequest.FromString,
                     response_serializer=phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ReportDamageResponse.SerializeToString,
+            ),
+            'ChangeMixture': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeMixture,
+                    request_deserializer=phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ChangeMixtureRequest.FromString,
+                    response_serializer=phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ChangeMixtureResponse.SerializeToString,
             ),
             'ListDamage': grpc.unary_unary_rpc_method_handler(
                     servicer.ListDamage,
@@ -285,6 +303,33 @@ class DataService:
             '/phalanx.api.data.v1.DataService/ReportDamage',
             phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ReportDamageRequest.SerializeToString,
             phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ReportDamageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeMixture(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/phalanx.api.data.v1.DataService/ChangeMixture',
+            phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ChangeMixtureRequest.SerializeToString,
+            phalanx_dot_api_dot_data_dot_v1_dot_data__service__pb2.ChangeMixtureResponse.FromString,
             options,
             channel_credentials,
             insecure,

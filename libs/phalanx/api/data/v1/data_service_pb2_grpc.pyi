@@ -47,6 +47,10 @@ class DataServiceStub:
     """ReportDamage tells of a shard that can't be read or is not what its manifest says; the answer is the decision, which
     is in the job's journal by then.
     """
+    ChangeMixture: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.ChangeMixtureRequest, _data_service_pb2.ChangeMixtureResponse]
+    """ChangeMixture asks for other weights of a job's sources. They hold from the next plan on, and are in the job's
+    journal then. Idempotent by request id.
+    """
     ListDamage: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.ListDamageRequest, _data_service_pb2.ListDamageResponse]
     """ListDamage lists the decisions about damage that were taken for a job, oldest first."""
 
@@ -68,6 +72,10 @@ class DataServiceAsyncStub(DataServiceStub):
     ReportDamage: _aio.UnaryUnaryMultiCallable[_data_service_pb2.ReportDamageRequest, _data_service_pb2.ReportDamageResponse]  # type: ignore[assignment]
     """ReportDamage tells of a shard that can't be read or is not what its manifest says; the answer is the decision, which
     is in the job's journal by then.
+    """
+    ChangeMixture: _aio.UnaryUnaryMultiCallable[_data_service_pb2.ChangeMixtureRequest, _data_service_pb2.ChangeMixtureResponse]  # type: ignore[assignment]
+    """ChangeMixture asks for other weights of a job's sources. They hold from the next plan on, and are in the job's
+    journal then. Idempotent by request id.
     """
     ListDamage: _aio.UnaryUnaryMultiCallable[_data_service_pb2.ListDamageRequest, _data_service_pb2.ListDamageResponse]  # type: ignore[assignment]
     """ListDamage lists the decisions about damage that were taken for a job, oldest first."""
@@ -117,6 +125,16 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_data_service_pb2.ReportDamageResponse, _abc.Awaitable[_data_service_pb2.ReportDamageResponse]]:
         """ReportDamage tells of a shard that can't be read or is not what its manifest says; the answer is the decision, which
         is in the job's journal by then.
+        """
+
+    @_abc_1.abstractmethod
+    def ChangeMixture(
+        self,
+        request: _data_service_pb2.ChangeMixtureRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_data_service_pb2.ChangeMixtureResponse, _abc.Awaitable[_data_service_pb2.ChangeMixtureResponse]]:
+        """ChangeMixture asks for other weights of a job's sources. They hold from the next plan on, and are in the job's
+        journal then. Idempotent by request id.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,126 @@
+"""Takes wishes for other weights of a job's sources, and grants them with the plans that are handed out.
+
+A wish is an object in the job's own storage; nothing changes until the next plan is asked for. Then it is written into
+the journal, to hold from the first window that no plan has shown: plans are asked for in their order, and one that is
+asked for late (a call that hung) is seen by the horizons handed out since.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.data.jobs import FoundJob, keep
+from phalanx.lineage import JournalEntry, position_after
+from phalanx.lineage.plan import MIXTURE_KIND
+from phalanx.lineage.registry import JobName
+from phalanx.lineage.wishes import Wish, Wishes, grant
+from phalanx.objects import ObjectStore
+from phalanx.spec import Job
+
+MAX_TEXT: Final = 64
+_KEPT_JOBS: Final = 4096
+_NUM_LOCKS: Final = 64
+
+
+def wish_for_weights(store: ObjectStore, job: Job, weights: Mapping[str, str], request_id: str) -> Wish:
+    """Keeps the wish. store: rooted at the job; weights: by source, as text.
+
+    Raises PhalanxError for a job of one split, sources that it does not have, and what is no weight.
+    """
+    check_weights(job, weights)
+    return Wishes(store).add(MIXTURE_KIND, {"weights": dict(sorted(weights.items()))}, request_id)
+
+
+def check_weights(job: Job, weights: Mapping[str, str]) -> None:
+    """Raises PhalanxError unless `weights` can be set in `job`."""
+    sources = job.data.sources
+    if not sources:
+        raise PhalanxError(
+            f"job {job.job.name}",
+            value="a job that reads one split",
+            expected="a job with [data.sources.NAME]",
+            remedy="which splits a job reads is its identity: fork it with sources that have weights",
+        )
+    if not weights:
+        raise PhalanxError("weights", value="none", expected="one at least", remedy="give --set NAME=WEIGHT")
+    for name, text in weights.items():
+        if name not in sources:
+            raise PhalanxError(
+                f"source {name[:MAX_TEXT]}",
+                expected=f"one of the job's sources ({', '.join(sorted(sources))})",
+                remedy="a run keeps its sources, as they are its identity: fork the job to add one",
+            )
+        parsed_weight(name, text)
+    if set(weights) == set(sources) and not any(parsed_weight(name, text) for name, text in weights.items()):
+        raise PhalanxError(
+            "weights",
+            value=0,
+            expected="a weight above 0 for one source at least",
+            remedy="say how much of each is read",
+        )
+
+
+def parsed_weight(name: str, text: str) -> Fraction:
+    """A weight as text, exactly; raises PhalanxError."""
+    try:
+        weight = Fraction(text) if len(text) <= MAX_TEXT and "_" not in text else None
+        # A number may have an exponent: what it would take to write it out must stay small.
+        if weight is not None and weight >= 0 and max(weight.numerator, weight.denominator).bit_length() <= 256:
+            return weight
+    except (ValueError, ZeroDivisionError):
+        pass
+    raise PhalanxError(
+        f"weight of {name}",
+        value=text[:MAX_TEXT],
+        expected="a number of 0 or more, such as 0.3 or 1/3",
+        remedy="correct it",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """How far plans of an attempt reach."""
+
+    attempt: int
+    horizon_step: int
+
+
+class Granting:
+    """Grants wishes when plans are handed out. One plan of a job at a time, as a plan may only show what no other one
+    contradicts.
+    """
+
+    def __init__(self) -> None:
+        self._shown: OrderedDict[JobName, _Shown] = OrderedDict()
+        self._lock = threading.Lock()
+        self._locks = tuple(threading.Lock() for _ in range(_NUM_LOCKS))
+
+    def turn(self, name: JobName) -> threading.Lock:
+        """Held by who makes a plan of the job, until it is noted as shown."""
+        return self._locks[hash(name) % _NUM_LOCKS]
+
+    def grant(self, found: FoundJob, job: Job, attempt: int, live: Sequence[JournalEntry], step: int) -> bool:
+        """As `wishes.grant`, for a plan that holds once `step` is done."""
+        if not job.data.is_mixture:
+            return False
+        with self._lock:
+            shown = self._shown.get(found.name)
+        reached = max(step, shown.horizon_step) if shown is not None and shown.attempt == attempt else step
+        record = found.lineage.read_job()
+        origin = record.origin if record is not None else None
+        position = position_after(reached, job.training.global_batch_size, origin)
+        return grant(found.lineage, Wishes(found.store), attempt, live, position)
+
+    def show(self, name: JobName, attempt: int, horizon_step: int) -> None:
+        """Notes that a plan was handed out."""
+        with self._lock:
+            shown = self._shown.get(name)
+            if shown is not None and shown.attempt == attempt:
+                horizon_step = max(horizon_step, shown.horizon_step)
+            keep(self._shown, name, _Shown(attempt, horizon_step), _KEPT_JOBS)
