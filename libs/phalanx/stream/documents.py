@@ -55,10 +55,19 @@ class Document:
         return int(self._documents.index_of(self.shard).lengths[self.number])
 
     @property
+    def shard_name(self) -> str:
+        """The name of its shard."""
+        return self._documents.split.shard(self.shard).name
+
+    @property
     def text(self) -> str | None:
         """What its tokens say, without special tokens; None where the tokenizer.json is not with the dataset."""
+        return self.said(0, self.num_tokens)
+
+    def said(self, start: int, stop: int) -> str | None:
+        """What its tokens [start, stop) say; None as for `text`."""
         tokenizer = self._documents.tokenizer
-        return None if tokenizer is None else tokenizer.decode(self.tokens)
+        return None if tokenizer is None else tokenizer.decode(self.tokens[start:stop])
 
     def __repr__(self) -> str:
         return f"Document(id={self.id!r}, index={self.index}, num_tokens={self.num_tokens})"

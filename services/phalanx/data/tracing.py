@@ -28,6 +28,7 @@ from phalanx.stream.token_text import TokenText, find_tokenizer
 from phalanx.stream.view import View
 
 SHOWN_CHARACTERS = 120
+_TOKENS_BEFORE = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,14 +243,14 @@ class Tracer:
         if self._documents is None:
             return None
         document = self._documents[place.source].at(place.shard, place.document)
-        return said(self._documents[place.source], document, max(0, place.token - 8), document.num_tokens)
+        return _shortened(document, max(0, place.token - _TOKENS_BEFORE), document.num_tokens)
 
     def _segment_text(self, source: int, shard: int, document: int, offset: int, length: int) -> str | None:
         if self._documents is None:
             return None
         documents = self._documents[source]
         start = offset - documents.place_of(shard, document)[1]
-        return said(documents, documents.at(shard, document), start, start + length)
+        return _shortened(documents.at(shard, document), start, start + length)
 
     def _read_ids(self, source: int, shard: int) -> list[str]:
         return read_ids(self._sources[source].store, self._sources[source].split, shard)
@@ -267,11 +268,8 @@ def tokenizer_of(source: TracedSource) -> TokenText:
     return found
 
 
-def said(documents: Documents, document: Document, start: int, stop: int, most: int = SHOWN_CHARACTERS) -> str | None:
+def _shortened(document: Document, start: int, stop: int) -> str | None:
     """The first characters that tokens [start, stop) of a document say; None without the tokenizer."""
-    tokenizer = documents.tokenizer
-    if tokenizer is None:
-        return None
-    # A token that says more than a character is the rule, so this is enough to fill `most`.
-    text = tokenizer.decode(document.tokens[start : min(stop, start + 2 * most)])
-    return text if len(text) <= most else text[: most - 1] + "…"
+    # A token that says less than half a character is none: so many tokens are enough.
+    text = document.said(start, min(stop, start + 2 * SHOWN_CHARACTERS))
+    return text if text is None or len(text) <= SHOWN_CHARACTERS else text[: SHOWN_CHARACTERS - 1] + "…"
