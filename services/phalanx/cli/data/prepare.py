@@ -1,4 +1,4 @@
-"""`phalanx data prepare`: text to shards."""
+"""`phalanx data prepare` and `phalanx data merge`: text to shards, on one machine, on many, or on Spark."""
 
 from __future__ import annotations
 
@@ -15,21 +15,36 @@ if TYPE_CHECKING:
     from phalanx.data.prepare import PrepareReport
 
 
+Out = Annotated[str, typer.Option("--out", metavar="URL", help="Where the dataset goes: file:// or s3://.")]
+
+
 def register(group: typer.Typer) -> None:
-    """Adds the command to the `data` group."""
+    """Adds the commands to the `data` group."""
     group.command("prepare")(prepare)
+    group.command("merge")(merge)
 
 
 def prepare(
-    source: Annotated[
-        Path, typer.Argument(metavar="INPUT", help="Folder or file of text (.txt, .md, .jsonl, source files).")
+    inputs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="INPUT...",
+            help="Files, folders, patterns (in quotes) or s3:// URLs: text and source files, .jsonl, .parquet, .tar; "
+            ".gz and .zst too.",
+        ),
     ],
-    out: Annotated[str, typer.Option("--out", metavar="URL", help="Where the dataset goes: file:// or s3://.")],
+    out: Out,
     vocab_size: Annotated[int, typer.Option("--vocab-size", help="Size of the tokenizer to train.")] = 32768,
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="A tokenizer.json to use instead of training one.")
     ] = None,
     eos_token: Annotated[str, typer.Option("--eos-token", help="Token that ends every document.")] = "<|endoftext|>",
+    text_field: Annotated[str, typer.Option("--text-field", help="Field of a record that holds its text.")] = "text",
+    id_field: Annotated[
+        str | None, typer.Option("--id-field", help="Field of a record that holds its id.", show_default="id, if any")
+    ] = None,
+    min_chars: Annotated[int | None, typer.Option("--min-chars", help="Leave out shorter documents.")] = None,
+    max_chars: Annotated[int | None, typer.Option("--max-chars", help="Leave out longer documents.")] = None,
     held_out_fraction: Annotated[
         float, typer.Option("--held-out-fraction", help="Share of documents set apart for evaluation.")
     ] = 0.01,
@@ -38,19 +53,64 @@ def prepare(
     ] = None,
     shard_tokens: Annotated[int, typer.Option("--shard-tokens", help="A shard is closed once it has as many.")] = 1
     << 24,
+    workers: Annotated[
+        int | None, typer.Option("--workers", help="Worker processes.", show_default="all cores")
+    ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option("--part", metavar="I/N", help="Do only part I of N, as in an array of jobs; then `data merge`."),
+    ] = None,
+    engine: Annotated[str, typer.Option("--engine", help="Who does the work: local or spark.")] = "local",
+    spark_master: Annotated[
+        str | None,
+        typer.Option("--spark-master", metavar="URL", help="Spark master, as local[8] or spark://host:7077."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn text into WebDataset shards with a tokenizer and two splits; started again after a kill, it continues."""
     from rich.console import Console
 
-    from phalanx.cli.data_display import PrepareDisplay, print_report
-    from phalanx.data.prepare import PrepareSettings, source_of
+    from phalanx.cli.data_display import PrepareDisplay, print_part
+    from phalanx.data.prepare import Fields, Lengths, Part, PrepareSettings, prepare_part, source_of
+    from phalanx.data.prepare import engine as engine_of
     from phalanx.data.prepare import prepare as run_preparation
     from phalanx.objects import open_store
 
-    settings = PrepareSettings(vocab_size, tokenizer, eos_token, held_out_fraction, max_bytes, shard_tokens)
+    lengths = Lengths(min_chars, max_chars)
+    settings = PrepareSettings(vocab_size, tokenizer, eos_token, held_out_fraction, max_bytes, shard_tokens, lengths)
+    settings.check()
+    chosen = None if part is None else Part.parse(part)
+    runs, store = engine_of(engine, workers, spark_master), open_store(out)
+    source = source_of(inputs, Fields(text_field, id_field))
     with PrepareDisplay(Console(stderr=True)) as display:
-        report: PrepareReport = run_preparation(source_of(source), open_store(out), settings, display.observe)
+        if chosen is not None:
+            made = prepare_part(source, store, settings, chosen, display.observe, runs)
+        else:
+            report = run_preparation(source, store, settings, display.observe, runs)
+    if chosen is not None:
+        print_json(asdict(made)) if as_json else print_part(Console(), made)
+    else:
+        _show(report, as_json)
+
+
+def merge(out: Out, as_json: AsJson = False) -> None:
+    """Assemble what the parts of `prepare --part` made into a dataset; names the pieces that are missing."""
+    from rich.console import Console
+
+    from phalanx.cli.data_display import PrepareDisplay
+    from phalanx.data.prepare import merge as run_merge
+    from phalanx.objects import open_store
+
+    with PrepareDisplay(Console(stderr=True)) as display:
+        report = run_merge(open_store(out), display.observe)
+    _show(report, as_json)
+
+
+def _show(report: PrepareReport, as_json: bool) -> None:
+    from rich.console import Console
+
+    from phalanx.cli.data_display import print_report
+
     if as_json:
         print_json(asdict(report))
     else:

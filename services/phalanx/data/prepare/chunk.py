@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import struct
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from safetensors import SafetensorError
 
 from phalanx.core.digest import canonical_json
 from phalanx.core.errors import PhalanxError
-from phalanx.objects import ObjectStore
+from phalanx.objects import ObjectInfo, ObjectStore
 
 CHUNKS = "chunks"
 DIGEST_BYTES = 16
@@ -34,7 +35,26 @@ _FORMAT = "phalanx.chunk/1"
 _NAME = re.compile(r"(\d{8})-(\d{5})(\.end)?\.safetensors")
 _META = "phalanx"
 _ARRAYS = ("tokens", "lengths", "digests", "ids", "id_ends", "lines", "raw_bytes", "flags")
+_DTYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
+_HEAD_BYTES = 16 << 10
 _MAX_RULES = 31
+_MAX_EXAMPLES = 5  # of each rule
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A record to which a rule was applied: its number in the chunk, its id, and its line in the piece (0: the id is
+    complete).
+    """
+
+    rule: str
+    record: int
+    id: str
+    line: int = 0
+
+    def full_id(self, path: str, lines_before: int) -> str:
+        """The record's id; see `Chunk.document_ids`."""
+        return f"{path}:{lines_before + self.line}" if self.line else self.id
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,6 +66,7 @@ class Chunk:
     counted from 1 at the start of the piece, and its id here is empty.
     Of each record read, dropped ones included: raw_bytes uint64; flags uint32, see KEPT and rule_names.
     num_lines: lines of the file `path` from the start of the piece to the end of this chunk (0 where ids are complete).
+    examples: a few records of each rule.
     """
 
     tokens: NDArray[np.unsignedinteger]
@@ -59,6 +80,7 @@ class Chunk:
     rule_names: tuple[str, ...] = ()
     path: str = ""
     num_lines: int = 0
+    examples: tuple[Example, ...] = ()
 
     @property
     def num_documents(self) -> int:
@@ -88,6 +110,7 @@ class Chunk:
             "rules": list(self.rule_names),
             "path": self.path,
             "num_lines": self.num_lines,
+            "examples": [[e.rule, e.record, e.id, e.line] for e in self.examples],
             "xxh3": {name: xxhash.xxh3_64_hexdigest(array.tobytes()) for name, array in arrays.items()},
         }
         return safetensors.numpy.save(arrays, {_META: canonical_json(about).decode()})
@@ -106,16 +129,29 @@ class ChunkBuilder:
         self._raw_bytes: list[int] = []
         self._flags: list[int] = []
         self._bits: dict[str, int] = {}
+        self._examples: list[Example] = []
+        self._shown: Counter[str] = Counter()
         self.num_raw_bytes = 0
         self.num_tokens = 0
 
-    def record(self, num_bytes: int, rules: Iterable[str] = (), *, is_kept: bool) -> None:
+    def record(
+        self,
+        num_bytes: int,
+        rules: Iterable[str] = (),
+        *,
+        is_kept: bool,
+        record_id: str = "",
+        line: int | None = None,
+    ) -> None:
         """Notes a record read, `num_bytes` long as found, and the names of the rules that were applied to it; where it
         is kept, its document must be added, in the same order.
         """
         flags = KEPT if is_kept else 0
         for name in rules:
             flags |= self._bits.setdefault(name, 2 << len(self._bits))
+            self._shown[name] += 1
+            if self._shown[name] <= _MAX_EXAMPLES:
+                self._examples.append(Example(name, len(self._flags), record_id, line or 0))
         assert len(self._bits) <= _MAX_RULES, self._bits
         self._raw_bytes.append(num_bytes)
         self._flags.append(flags)
@@ -157,6 +193,7 @@ class ChunkBuilder:
             tuple(self._bits),
             self._path,
             num_lines,
+            tuple(self._examples),
         )
 
 
@@ -205,32 +242,32 @@ def chunk_key(piece: int, part: int, *, is_last: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FoundChunks:
-    """What a listing shows. keys: of each finished piece, its chunks in order; parts: of each unfinished one, the
+    """What a listing shows. finished: of each finished piece, its chunks in order; parts: of each unfinished one, the
     numbers of those that are there.
     """
 
-    keys: Mapping[int, tuple[str, ...]]
+    finished: Mapping[int, tuple[ObjectInfo, ...]]
     parts: Mapping[int, Collection[int]]
 
 
 def find_chunks(out: ObjectStore) -> FoundChunks:
     """The chunks below `out`; foreign objects are passed over."""
-    parts: dict[int, set[int]] = {}
-    finished: dict[int, int] = {}
+    parts: dict[int, dict[int, ObjectInfo]] = {}
+    last: dict[int, int] = {}
     for found in out.list(f"{CHUNKS}/"):
         match = _NAME.fullmatch(found.key.removeprefix(f"{CHUNKS}/"))
         if match is None:
             continue
         piece, part = int(match[1]), int(match[2])
-        parts.setdefault(piece, set()).add(part)
+        parts.setdefault(piece, {})[part] = found
         if match[3]:
-            finished[piece] = part
-    keys = {
-        piece: tuple(chunk_key(piece, part, is_last=part == last) for part in range(last + 1))
-        for piece, last in finished.items()
-        if parts[piece] >= set(range(last + 1))
+            last[piece] = part
+    finished = {
+        piece: tuple(parts[piece][part] for part in range(end + 1))
+        for piece, end in last.items()
+        if parts[piece].keys() >= set(range(end + 1))
     }
-    return FoundChunks(keys, {piece: there for piece, there in parts.items() if piece not in keys})
+    return FoundChunks(finished, {piece: set(there) for piece, there in parts.items() if piece not in finished})
 
 
 def read_chunk(out: ObjectStore, key: str) -> Chunk:
@@ -242,21 +279,68 @@ def decode_chunk(data: bytes, where: str) -> Chunk:
     """The chunk of these bytes, every array checked. Raises PhalanxError, naming `where`, where they are damaged."""
     try:
         arrays = safetensors.numpy.load(data)
-        (header_bytes,) = np.frombuffer(data, "<u8", 1).tolist()
-        about = json.loads(json.loads(data[8 : 8 + header_bytes])["__metadata__"][_META])
-    except (SafetensorError, ValueError, KeyError) as error:
-        raise damaged(where, f"no chunk ({error})") from error
-    if about.get("format") != _FORMAT or set(arrays) != set(_ARRAYS):
-        raise damaged(where, "of another format")
+        header = _Header.parse(data[8 : 8 + _header_bytes(data)])
+    except (SafetensorError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise damaged(where, f"that is none ({error})") from error
+    if set(arrays) != set(_ARRAYS):
+        raise damaged(where, f"of {sorted(arrays)}")
     for name, array in arrays.items():
-        check_array(where, about, name, array)
-    return Chunk(**arrays, rule_names=tuple(about["rules"]), path=about["path"], num_lines=about["num_lines"])
+        header.check(where, name, array)
+    about = header.about
+    return Chunk(
+        **arrays,
+        rule_names=tuple(about["rules"]),
+        path=about["path"],
+        num_lines=about["num_lines"],
+        examples=tuple(Example(*fields) for fields in about["examples"]),
+    )
 
 
-def check_array(where: str, about: Mapping[str, Any], name: str, array: NDArray[Any]) -> None:
-    """Raises PhalanxError where an array is not what was written. about: the chunk's metadata."""
-    if xxhash.xxh3_64_hexdigest(array.tobytes()) != about["xxh3"][name]:
-        raise damaged(where, f"with other {name}")
+def read_arrays(out: ObjectStore, found: ObjectInfo, names: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Some arrays of a chunk, fetched and checked alone. Raises PhalanxError where they are damaged."""
+    where = f"{out.url}/{found.key}"
+    head = out.read(found.key, 0, min(_HEAD_BYTES, found.num_bytes))
+    try:
+        start = 8 + _header_bytes(head)
+        if start > len(head):
+            head = out.read(found.key, 0, start)
+        header = _Header.parse(head[8:start])
+        arrays = {name: header.array(name, out, found.key, start) for name in names}
+    except (ValueError, KeyError, TypeError, struct.error) as error:
+        raise damaged(where, f"that is none ({error})") from error
+    for name, array in arrays.items():
+        header.check(where, name, array)
+    return arrays
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """A safetensors header. about: what `Chunk.encode` noted. tensors: dtype, shape and place of each array."""
+
+    about: dict[str, Any]
+    tensors: dict[str, Any]
+
+    @staticmethod
+    def parse(data: bytes) -> _Header:
+        tensors = json.loads(data)
+        about = json.loads(tensors.pop("__metadata__")[_META])
+        if about["format"] != _FORMAT:
+            raise ValueError(f"format {about['format']!r}")
+        return _Header(about, tensors)
+
+    def array(self, name: str, out: ObjectStore, key: str, start: int) -> NDArray[Any]:
+        tensor = self.tensors[name]
+        first, stop = tensor["data_offsets"]
+        data = out.read(key, start + first, stop - first) if stop > first else b""
+        return np.frombuffer(data, _DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
+
+    def check(self, where: str, name: str, array: NDArray[Any]) -> None:
+        if xxhash.xxh3_64_hexdigest(array.tobytes()) != self.about["xxh3"][name]:
+            raise damaged(where, f"with other {name}")
+
+
+def _header_bytes(data: bytes) -> int:
+    return int(struct.unpack_from("<Q", data)[0])
 
 
 def damaged(where: str, found: str) -> PhalanxError:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from phalanx.core.errors import PhalanxError
+from phalanx.data.prepare.rules import ANY_LENGTH, Lengths
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 257
@@ -18,7 +19,7 @@ class PrepareSettings:
 
     eos_token: appended to every document. held_out_fraction: share of documents (by content hash) set apart for
     evaluation. max_bytes: reading stops before the document that would pass it (None: read all). shard_tokens: a shard
-    is closed once it has as many.
+    is closed once it has as many. lengths: which documents are kept by their length.
     """
 
     vocab_size: int = 32768
@@ -27,9 +28,11 @@ class PrepareSettings:
     held_out_fraction: float = 0.01
     max_bytes: int | None = None
     shard_tokens: int = 1 << 24
+    lengths: Lengths = ANY_LENGTH
 
     def check(self) -> None:
         """Raises PhalanxError for a value out of range."""
+        self.lengths.check()
         if self.tokenizer is None:
             self._check_vocab_size()
         if not self.eos_token or not self.eos_token.isprintable():

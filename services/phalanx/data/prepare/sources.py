@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from phalanx.core.errors import PhalanxError
-from phalanx.data.prepare.inputs import TEXT_SUFFIXES, Fields, InputFile, Piece, RawDocument, cut
+from phalanx.data.prepare.inputs import TEXT_SUFFIXES, Fields, InputFile, Piece, RawDocument, cut, piece_bytes_for
 from phalanx.data.prepare.inputs.documents import DEFAULT_FIELDS
 from phalanx.data.prepare.inputs.listing import list_inputs
 from phalanx.data.prepare.inputs.reading import Reading
@@ -53,7 +53,7 @@ class Source:
 
     def pieces(self) -> Sequence[Piece]:
         """The input cut into pieces: a function of names and sizes alone."""
-        return tuple(cut(self.files))
+        return tuple(cut(self.files, piece_bytes_for(self.files)))
 
     def read(self, piece: Piece) -> Reading:
         """The documents of a piece, in order; iterate over it once. The listing is not needed for it.

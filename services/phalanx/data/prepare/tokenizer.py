@@ -19,20 +19,31 @@ from phalanx.stream.shards import token_dtype
 TRAINING_SAMPLE_BYTES = 256 << 20
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class TextTokenizer:
-    """Encodes documents. data: the bytes of tokenizer.json, whose SHA-256 is `digest`; vocab_size: highest id + 1."""
+@dataclass(frozen=True, slots=True)
+class TokenizerFacts:
+    """What a manifest says of a tokenizer. digest: SHA-256 of tokenizer.json; vocab_size: highest id + 1."""
 
-    data: bytes
     digest: str
     vocab_size: int
     eos_id: int
-    _tokenizer: Tokenizer
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
         """Stored type of a token."""
         return token_dtype(self.vocab_size)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TextTokenizer:
+    """Encodes documents."""
+
+    facts: TokenizerFacts
+    _tokenizer: Tokenizer
+
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Stored type of a token."""
+        return self.facts.dtype
 
     def encode(self, texts: Sequence[bytes]) -> list[NDArray[np.unsignedinteger]]:
         """Tokens of each text with the end-of-text id appended, one array each, on the tokenizer's own threads.
@@ -40,7 +51,7 @@ class TextTokenizer:
         Text that spells a special token stays text: no document can end itself.
         """
         encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
-        return [np.array([*encoding.ids, self.eos_id], dtype=self.dtype) for encoding in encodings]
+        return [np.array([*encoding.ids, self.facts.eos_id], dtype=self.dtype) for encoding in encodings]
 
 
 def train_tokenizer(texts: Iterator[bytes], vocab_size: int, eos_token: str) -> bytes:
@@ -88,7 +99,7 @@ def load_tokenizer(data: bytes, eos_token: str, where: str = "--tokenizer") -> T
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    return TextTokenizer(data, sha256(data), vocab_size, eos_id, tokenizer)
+    return TextTokenizer(TokenizerFacts(sha256(data), vocab_size, eos_id), tokenizer)
 
 
 def training_sample(texts: Iterator[bytes], max_bytes: int = TRAINING_SAMPLE_BYTES) -> Iterator[bytes]:

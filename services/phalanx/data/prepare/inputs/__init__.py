@@ -6,7 +6,7 @@ A listing (names and sizes) is cut into `Piece`s; each piece is read alone, by a
 from phalanx.data.prepare.inputs.documents import Fields, RawDocument
 from phalanx.data.prepare.inputs.errors import ChangedInput, CorruptInput
 from phalanx.data.prepare.inputs.formats import TEXT_SUFFIXES, Format, Kind, format_of
-from phalanx.data.prepare.inputs.pieces import InputFile, Piece, Span, cut
+from phalanx.data.prepare.inputs.pieces import InputFile, Piece, Span, cut, piece_bytes_for
 
 __all__ = [
     "TEXT_SUFFIXES",
@@ -21,4 +21,5 @@ __all__ = [
     "Span",
     "cut",
     "format_of",
+    "piece_bytes_for",
 ]

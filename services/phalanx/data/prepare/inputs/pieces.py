@@ -16,6 +16,8 @@ from itertools import pairwise
 from phalanx.data.prepare.inputs.formats import Format, Kind, format_of
 
 PIECE_BYTES = 32 * 2**20
+_LEAST_PIECE_BYTES = 2**20
+_PIECES_OF_SMALL_INPUTS = 64
 _FILE_COST_BYTES = 4096  # opening a file takes time too
 _EXPANSION = {"gz": 4, "zst": 4}
 
@@ -98,6 +100,14 @@ def cut(files: Sequence[InputFile], piece_bytes: int = PIECE_BYTES) -> Iterator[
             weight += cost
     if run:
         yield Piece(tuple(run))
+
+
+def piece_bytes_for(files: Sequence[InputFile]) -> int:
+    """How large the pieces of a listing should be: smaller ones of a small input, which so keeps many workers busy to
+    its end.
+    """
+    cost = sum(map(_cost, files))
+    return min(PIECE_BYTES, max(_LEAST_PIECE_BYTES, cost // _PIECES_OF_SMALL_INPUTS))
 
 
 def _cost(file: InputFile) -> int:

@@ -1,0 +1,72 @@
+"""Documents of an input in order, one after the other, as the dataset will hold them: cap, text rules and copies
+applied. For what needs the first documents alone: whether there is text to train on, and the tokenizer's training.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from phalanx.core.errors import PhalanxError
+from phalanx.data.prepare import rules
+from phalanx.data.prepare.chunk import content_digest
+from phalanx.data.prepare.inputs import Piece
+from phalanx.data.prepare.progress import Figures
+from phalanx.data.prepare.settings import PrepareSettings
+from phalanx.data.prepare.sources import Source
+
+_MORE_TEXT = "lower --held-out-fraction or give more documents"
+
+
+class OrderedReading:
+    """One pass. figures: what was read so far; counts: by rule."""
+
+    def __init__(self, source: Source, pieces: Sequence[Piece], settings: PrepareSettings) -> None:
+        self._source, self._pieces, self._settings = source, pieces, settings
+        self._seen: set[bytes] = set()
+        self.counts: Counter[str] = Counter()
+        self.figures = Figures()
+        self.any_kept = False
+
+    def training_texts(self) -> Iterator[bytes]:
+        """Texts of the documents of the training split, in order."""
+        for text in self._texts():
+            digest = content_digest(text)
+            if digest in self._seen:
+                self.counts[rules.DUPLICATE] += 1
+                continue
+            self._seen.add(digest)
+            self.any_kept = True
+            if not is_held_out(digest, self._settings.held_out_fraction):
+                yield text
+
+    def _texts(self) -> Iterator[bytes]:
+        cap = self._settings.max_bytes
+        for piece in self._pieces:
+            for raw in self._source.read(piece):
+                if cap is not None and self.figures.num_bytes + raw.num_bytes > cap:
+                    return
+                self.figures += Figures(1, raw.num_bytes)
+                text = rules.clean(raw, self.counts, self._settings.lengths)
+                if text is not None:
+                    yield text
+
+
+def is_held_out(content_digest: bytes, fraction: float) -> bool:
+    """Whether a document goes to the held-out split: its content's hash, as a number from 0 to 1, lies below
+    `fraction`.
+    """
+    return int.from_bytes(content_digest[:8], "big") < fraction * 2.0**64
+
+
+def check_any_text(source: Source, pieces: Sequence[Piece], settings: PrepareSettings) -> None:
+    """Raises PhalanxError where no document would be kept for training."""
+    reading = OrderedReading(source, pieces, settings)
+    if next(reading.training_texts(), None) is None:
+        dropped = ", ".join(f"{reading.counts[name]} {name}" for name in rules.DROPPED if reading.counts[name])
+        found = f" (dropped: {dropped})" if dropped else ""
+        raise PhalanxError(
+            str(source.root) or "the input",
+            expected=f"at least one document with text to train on{found}",
+            remedy=_MORE_TEXT if reading.any_kept else "check the path, or raise --max-bytes",
+        )
