@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any, BinaryIO
 
 import pyarrow as pa
@@ -38,43 +39,59 @@ def parquet_documents(stream: BinaryIO, span: Span, location: str, fields: Field
     text, own_id = column_of(schema, fields.text), column_of(schema, fields.id_name)
     if text is None or not text.is_text:
         raise _no_text(schema, text, location, fields)
-    for group, first_row in _groups(file.metadata, span, location):
-        with _reported(location, _start(file.metadata.row_group(group))):
-            yield from _rows(file, group, first_row, text, own_id, span.path, fields)
+    for number, rows_before in _groups(file.metadata, span, text, location):
+        group, row = file.metadata.row_group(number), rows_before
+        with _reported(location, _start(group)):
+            for found, value in _rows(file, number, text, own_id):
+                row += 1
+                yield RawDocument(
+                    id=f"{span.path}:{row}" if found is None else found,
+                    text="" if value == b"" else value,
+                    num_bytes=len(value or b""),
+                    lacks_id=found is None and fields.id is not None,
+                )
+        if row != rows_before + group.num_rows:  # pyarrow ends without an error at some damaged pages
+            found = f"but it has {row - rows_before} of the {group.num_rows} rows of row group {number}"
+            raise CorruptInput(location, _start(group), expected="a whole parquet file", found=found)
 
 
-def _rows(
-    file: Any, group: int, row: int, text: Column, own_id: Column | None, path: str, fields: Fields
-) -> Iterator[RawDocument]:
-    columns = [text.name, own_id.name] if own_id else [text.name]
-    num_rows = _batch_rows(file.metadata.row_group(group), text.name)
-    for batch in file.iter_batches(num_rows, row_groups=[group], columns=columns, use_threads=False):
-        ids = own_id.ids(batch) if own_id else [None] * len(batch)
-        for value, found in zip(text.bytes_of(batch), ids, strict=True):
-            row += 1
-            yield RawDocument(
-                id=f"{path}:{row}" if found is None else found,
-                text="" if value == b"" else value,
-                num_bytes=len(value or b""),
-                lacks_id=found is None and fields.id is not None,
-            )
+def _rows(file: Any, group: int, text: Column, own_id: Column | None) -> Iterator[tuple[str | None, bytes | None]]:
+    """Own ids and texts of a row group's rows."""
+    names = [text.name, own_id.name] if own_id else [text.name]
+    batch_rows = _batch_rows(file.metadata.row_group(group), text.name)
+    for batch in file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False):
+        yield from zip(own_id.ids(batch) if own_id else repeat(None, len(batch)), text.bytes_of(batch), strict=True)
 
 
-def _groups(metadata: Any, span: Span, location: str) -> Iterator[tuple[int, int]]:
-    """The row groups that begin in the span, each with the number of rows before it."""
+def _groups(metadata: Any, span: Span, text: Column, location: str) -> Iterator[tuple[int, int]]:
+    """The row groups that begin in the span, each with the number of rows before it.
+
+    No checksum guards a footer: what it says twice is compared, so that a damaged one doesn't hide rows.
+    """
     row = 0
-    for group in range(metadata.num_row_groups):
-        start = _start(metadata.row_group(group))
+    for number in range(metadata.num_row_groups):
+        group = metadata.row_group(number)
+        start = _start(group)
         if not 0 <= start < span.num_bytes:
-            raise CorruptInput(
-                location,
-                max(span.num_bytes - _FOOTER_BYTES, 0),
-                expected="a whole parquet file",
-                found=f"but its footer puts the row group {group} at byte {start}",
-            )
+            raise _contradiction(location, span, f"puts row group {number} at byte {start}")
+        if sum(column.num_values for column in _columns(group, text.name)) != group.num_rows:
+            raise _contradiction(location, span, f"names two numbers of rows for row group {number}")
         if span.start <= start < span.stop:
-            yield group, row
-        row += metadata.row_group(group).num_rows
+            yield number, row
+        row += group.num_rows
+    if row != metadata.num_rows:
+        raise _contradiction(location, span, f"says {metadata.num_rows} rows, and {row} in its row groups")
+
+
+def _contradiction(location: str, span: Span, found: str) -> CorruptInput:
+    offset = max(span.num_bytes - _FOOTER_BYTES, 0)
+    return CorruptInput(location, offset, expected="a whole parquet file", found=f"but its footer {found}")
+
+
+def _columns(group: Any, name: str) -> list[Any]:
+    """What the footer says of a column in a row group."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    return [column for column in columns if column.path_in_schema == name]
 
 
 def _start(group: Any) -> int:
@@ -86,8 +103,7 @@ def _start(group: Any) -> int:
 
 def _batch_rows(group: Any, name: str) -> int:
     """How many rows to take at a time, so that they have about _BATCH_BYTES of text."""
-    columns = (group.column(number) for number in range(group.num_columns))
-    num_bytes = sum(column.total_uncompressed_size for column in columns if column.path_in_schema == name)
+    num_bytes = sum(column.total_uncompressed_size for column in _columns(group, name))
     return max(1, min(_MAX_BATCH_ROWS, _BATCH_BYTES * int(group.num_rows) // max(int(num_bytes), 1)))
 
 
