@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -197,9 +197,17 @@ class Client:
 
     # Data.
 
-    def register(self, name: str, url: str, *, request_id: str = "") -> DatasetVersion:
-        """Adds what `phalanx data prepare` wrote at `url` to the catalog."""
-        return self.data.register(name, absolute_url(url), request_id=request_id or None)
+    def register(self, name: str, url: str, *, request_id: str = "", made_from: Sequence[str] = ()) -> DatasetVersion:
+        """Adds what `phalanx data prepare` wrote at `url` to the catalog. made_from: registered versions that it was
+        made from, each as `NAME@VERSION`.
+        """
+        return self.data.register(name, absolute_url(url), request_id=request_id or None, made_from=made_from)
+
+    def mix(self, name: str, weights: Mapping[str, str], *, request_id: str = "") -> int:
+        """Asks for other weights of a job's sources, as text by name; they hold from its next reading plan on. Returns
+        the number of the wish.
+        """
+        return self.data.change_mixture(job_name(name), weights, request_id or None)
 
     def close(self) -> None:
         """Ends all connections."""
@@ -219,7 +227,11 @@ def absolute(spec: dict[str, Any]) -> dict[str, Any]:
     `metrics.folder` stays: it starts where the agent was started, on its machine.
     """
     data = spec["data"]
-    places = {key: absolute_url(data[key]) for key in ("train", "held_out") if data.get(key)}
+    places: dict[str, Any] = {key: absolute_url(data[key]) for key in ("train", "held_out") if data.get(key)}
+    if data.get("sources"):
+        places["sources"] = {
+            name: {**source, "url": absolute_url(source["url"])} for name, source in data["sources"].items()
+        }
     return {
         **spec,
         "job": {**spec["job"], "storage": absolute_url(spec["job"]["storage"])},

@@ -7,6 +7,7 @@ asked for late (a call that hung) is seen by the horizons handed out since.
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -68,19 +69,25 @@ def check_weights(job: Job, weights: Mapping[str, str]) -> None:
 
 def parsed_weight(name: str, text: str) -> Fraction:
     """A weight as text, exactly; raises PhalanxError."""
+    if _WEIGHT.fullmatch(text) is None or (weight := _fraction(text)) is None:
+        raise PhalanxError(
+            f"weight of {name}",
+            value=text[:MAX_TEXT],
+            expected="a number of 0 or more, such as 0.3 or 1/3",
+            remedy="correct it",
+        )
+    return weight
+
+
+# Short, and with a short exponent: what it takes to write a number out must stay small.
+_WEIGHT: Final = re.compile(r"[0-9]{1,30}(/[0-9]{1,30}|(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,2})?)")
+
+
+def _fraction(text: str) -> Fraction | None:
     try:
-        weight = Fraction(text) if len(text) <= MAX_TEXT and "_" not in text else None
-        # A number may have an exponent: what it would take to write it out must stay small.
-        if weight is not None and weight >= 0 and max(weight.numerator, weight.denominator).bit_length() <= 256:
-            return weight
-    except (ValueError, ZeroDivisionError):
-        pass
-    raise PhalanxError(
-        f"weight of {name}",
-        value=text[:MAX_TEXT],
-        expected="a number of 0 or more, such as 0.3 or 1/3",
-        remedy="correct it",
-    )
+        return Fraction(text)
+    except ZeroDivisionError:
+        return None
 
 
 @dataclass(frozen=True, slots=True)

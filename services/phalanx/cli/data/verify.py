@@ -65,6 +65,9 @@ def _verify_job(job: Job, as_json: bool) -> None:
                 f"{proof.windows_left_out:,} windows carry no loss by the journal; {proof.windows_not_compared:,} "
                 "were read from shards that were damaged since, and can no longer be compared"
             )
+        if len(proof.epochs) > 1:
+            passes = ", ".join(f"{name} {epochs:.2f}" for name, epochs in proof.epochs.items())
+            typer.echo(f"passes over each source: {passes}")
         if not proof.steps:
             typer.echo("no checkpoint is committed yet: there is nothing to prove")
     if not proof.ok:
