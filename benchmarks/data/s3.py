@@ -1,0 +1,147 @@
+"""Windows from an S3 server beside what its best client can read raw, and the first batch of a fresh process.
+
+Raw: the same tars in ranges of 8 MiB, 8 in flight, through obstore (as `phalanx.objects` does), boto3 and s3fs. Reader:
+one epoch, 16 x 2048 a batch, by a new reader in one process, without and with an (empty) cache of the node. Rounds are
+interleaved, medians are printed, MB are of the tars.
+
+python benchmarks/data/s3.py ENDPOINT FOLDER [--shards 4] [--rounds 5]     (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY set)
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from statistics import median
+
+import boto3
+import numpy as np
+import obstore
+import s3fs
+from corpus import BATCH, SEQ_LEN, flat_tokens, machine, order_of, write_split
+
+from phalanx.objects import ObjectStore, StorageSettings, fsspec_options, open_store
+from phalanx.stream import WindowReader, open_split
+from phalanx.stream.node_cache import NodeCache
+
+RANGE_BYTES, IN_FLIGHT = 8 << 20, 8
+
+FIRST_BATCH = """
+import sys, time
+import numpy as np
+sys.path.insert(0, sys.argv[3])
+from corpus import BATCH, order_of
+from phalanx.objects import StorageSettings, open_store
+from phalanx.stream import WindowReader, open_split
+import phalanx.objects.s3, botocore.session
+start = time.perf_counter()
+store = open_store(sys.argv[1], StorageSettings(endpoint=sys.argv[2]))
+opened = time.perf_counter()
+split = open_split(store)
+reader = WindowReader(store, split, order_of(store, split), True, reads_ahead=True)
+reader.read(np.arange(BATCH))
+print(time.perf_counter() - start, opened - start, flush=True)
+import os
+os._exit(0)
+"""
+
+
+def ranges(store: ObjectStore, keys: list[str]) -> list[tuple[str, int, int]]:
+    """(key, start, stop) of all bytes of the objects."""
+    sizes = {key: store.info(key).num_bytes for key in keys}
+    return [
+        (key, start, min(start + RANGE_BYTES, size))
+        for key, size in sizes.items()
+        for start in range(0, size, RANGE_BYTES)
+    ]
+
+
+def epoch(store: ObjectStore, cache: NodeCache | None) -> None:
+    """All windows of one epoch."""
+    split = open_split(store)
+    count = split.num_tokens // SEQ_LEN // BATCH
+    with WindowReader(store, split, order_of(store, split), True, reads_ahead=True, cache=cache) as reader:
+        read = sum(1 for _ in reader.batches(np.arange(k * BATCH, (k + 1) * BATCH) for k in range(count)))
+    assert read == count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("endpoint")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    bucket = f"bench-{uuid.uuid4().hex[:8]}"
+    client = boto3.client("s3", endpoint_url=options.endpoint, region_name="us-east-1")
+    client.create_bucket(Bucket=bucket)
+    settings = StorageSettings(endpoint=options.endpoint)
+    url = f"s3://{bucket}/split"
+    store = open_store(url, settings)
+    write_split(store, flat_tokens(options.folder, options.shards))
+    keys = [info.key for info in store.list() if info.key.endswith(".tar")]
+    wanted = ranges(store, keys)
+    total_mb = sum(stop - start for _, start, stop in wanted) / 1e6
+    files = s3fs.S3FileSystem(**fsspec_options(url, settings))
+    engine = open_store(f"s3://{bucket}", settings)._engine  # type: ignore[attr-defined]
+
+    def all_ranges(read: Callable[[str, int, int], object]) -> Callable[[], object]:
+        def one() -> object:
+            with ThreadPoolExecutor(IN_FLIGHT) as threads:
+                return sum(1 for _ in threads.map(lambda each: read(*each), wanted))
+
+        return one
+
+    def through_boto3(key: str, start: int, stop: int) -> object:
+        return client.get_object(Bucket=bucket, Key=f"split/{key}", Range=f"bytes={start}-{stop - 1}")["Body"].read()
+
+    def through_cache() -> None:
+        shutil.rmtree(options.folder / "pieces", ignore_errors=True)
+        epoch(open_store(url, settings), NodeCache(options.folder / "pieces", 8 << 30))
+
+    sides: dict[str, Callable[[], object]] = {
+        "raw, obstore": all_ranges(lambda key, a, b: obstore.get_range(engine, f"split/{key}", start=a, end=b)),
+        "raw, obstore through phalanx.objects": all_ranges(lambda key, a, b: store.read(key, a, b - a)),
+        "raw, boto3": all_ranges(through_boto3),
+        "raw, s3fs": all_ranges(lambda key, a, b: files.cat_file(f"{bucket}/split/{key}", start=a, end=b)),
+        "reader": lambda: epoch(open_store(url, settings), None),
+        "reader, filling a node's cache": through_cache,
+    }
+    print(f"{machine()}; {total_mb:.0f} MB in {len(wanted)} ranges, {options.rounds} rounds")
+    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+    for number in range(options.rounds + 1):
+        for name, act in sides.items():
+            start, cpu = time.perf_counter(), time.process_time()
+            act()
+            if number:
+                seconds[name].append((time.perf_counter() - start, time.process_time() - cpu))
+    best = max(
+        (name for name in sides if name.startswith("raw")), key=lambda name: -median(s for s, _ in seconds[name])
+    )
+    for name, measured in seconds.items():
+        ratio = median(one[0] / own[0] for one, own in zip(seconds[best], measured, strict=True))
+        rate, cpu_s = total_mb / median(s for s, _ in measured), median(c for _, c in measured)
+        print(f"{name}: {rate:.0f} MB/s, {cpu_s:.2f} s CPU; this / {best} {ratio:.2f}")
+    firsts = []
+    for _ in range(options.rounds):
+        command = [sys.executable, "-c", FIRST_BATCH, url, options.endpoint, str(Path(__file__).parent)]
+        firsts.append(
+            [float(part) for part in subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()]
+        )
+    print(
+        f"first batch of a fresh process, after imports: {median(f[0] for f in firsts):.2f} s "
+        f"({min(f[0] for f in firsts):.2f} to {max(f[0] for f in firsts):.2f}), "
+        f"of which opening the store {median(f[1] for f in firsts):.2f} s"
+    )
+    print(f"afterwards: {machine()}")
+
+
+if __name__ == "__main__":
+    main()
