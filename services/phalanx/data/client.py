@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from phalanx.api.data.v1 import data_service_pb2 as pb
 from phalanx.api.data.v1.data_service_pb2_grpc import DataServiceStub
-from phalanx.data.datasets import DatasetSplit, DatasetVersion
+from phalanx.data.datasets import DatasetSplit, DatasetVersion, Filter
 from phalanx.data.decisions import Action, Damage
 from phalanx.data.wire import damage_from, plan_of, version_of, weight_messages
 from phalanx.lineage.plan import ReadingPlan
 from phalanx.rpc import Channel, ClientConfig, Credentials, connect, connect_client
 
-__all__ = ["Action", "Damage", "DataClient", "DatasetSplit", "DatasetVersion", "ReadingPlan", "connect_data"]
+__all__ = ["Action", "Damage", "DataClient", "DatasetSplit", "DatasetVersion", "Filter", "ReadingPlan", "connect_data"]
 
 SERVICE: Final = "data"
 # Every method may be repeated: registrations by their request id, reports by the decision that is in the journal.
@@ -49,24 +49,42 @@ class DataClient:
         self.close()
 
     def register(
-        self, dataset: str, url: str, request_id: str | None = None, *, timeout_s: float = REGISTER_DEADLINE_S
+        self,
+        dataset: str,
+        url: str,
+        request_id: str | None = None,
+        *,
+        made_from: Iterable[str] = (),
+        timeout_s: float = REGISTER_DEADLINE_S,
     ) -> DatasetVersion:
-        """Registers the data below `url`, or returns the version that holds it already."""
-        request = pb.RegisterDatasetRequest(request_id=request_id or uuid.uuid4().hex, dataset=dataset, url=url)
+        """Registers the data below `url`, or returns the version that holds it already. made_from: the registered
+        versions from which it was made, each as `NAME@VERSION`.
+        """
+        request = pb.RegisterDatasetRequest(
+            request_id=request_id or uuid.uuid4().hex, dataset=dataset, url=url, made_from=made_from
+        )
         return version_of(self._stub.RegisterDataset(request, timeout=timeout_s).version)
 
     def dataset(self, dataset: str) -> tuple[DatasetVersion, ...]:
         """All its versions, oldest first."""
         return tuple(map(version_of, self._stub.GetDataset(pb.GetDatasetRequest(dataset=dataset)).versions))
 
-    def datasets(self, page_size: int = 0) -> Iterator[DatasetVersion]:
-        """The newest version of every dataset, by name; pages are fetched as they are needed."""
-        token = ""
+    def datasets(self, wanted: Filter = Filter(), page_size: int = 0) -> Iterator[DatasetVersion]:  # noqa: B008 - frozen
+        """The newest version of every dataset, by name; all versions that pass where `wanted` asks for more than
+        names. Pages are fetched as they are needed.
+        """
+        request = pb.ListDatasetsRequest(
+            page_size=page_size,
+            name_prefix=wanted.name_prefix,
+            digest=wanted.digest,
+            owner=wanted.owner,
+            made_from=wanted.made_from,
+        )
         while True:
-            page = self._stub.ListDatasets(pb.ListDatasetsRequest(page_size=page_size, page_token=token))
+            page = self._stub.ListDatasets(request)
             yield from map(version_of, page.versions)
-            token = page.next_page_token
-            if not token:
+            request.page_token = page.next_page_token
+            if not page.next_page_token:
                 return
 
     def reading_plan(

@@ -39,8 +39,20 @@ class DatasetSplit:
 
 
 @dataclass(frozen=True, slots=True)
+class DatasetParent:
+    """A registered version from which another was made. digest: of its content."""
+
+    dataset: str
+    version: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
 class DatasetVersion:
-    """One registered state of a dataset; `train` is its first split. create_time: RFC 3339, for people only."""
+    """One registered state of a dataset; `train` is its first split. create_time: RFC 3339, for people only. parents:
+    what it was made from, as whoever registered it said. input_digest: of what it was prepared or imported from ("":
+    its manifest says none). recipe_digest: of the recipe of `train`.
+    """
 
     dataset: str
     version: int
@@ -50,6 +62,9 @@ class DatasetVersion:
     create_time: str
     owner: str
     request_id: str
+    parents: tuple[DatasetParent, ...]
+    input_digest: str
+    recipe_digest: str
 
     @property
     def url(self) -> str:
@@ -174,6 +189,57 @@ def check_splits(splits: Mapping[str, Split]) -> None:
                 expected=f"the tokenizer of {train.url}, {train.tokenizer_digest}",
                 remedy="prepare both splits with one tokenizer",
             )
+
+
+def reference_of(text: str) -> tuple[str, int | None]:
+    """Dataset and version of `NAME@VERSION`, or of `NAME` (no version); raises PhalanxError."""
+    name, at, number = text.partition("@")
+    check_name(name)
+    if at and not (number.isdecimal() and 0 < int(number) < 10**8):
+        raise PhalanxError(
+            "version", value=text, expected="NAME@VERSION with a number from 1", remedy="`phalanx data catalog NAME`"
+        )
+    return name, int(number) if at else None
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """Which versions a list shows; "" lets everything pass. digest: of content, a split, the tokenizer, the input or
+    the recipe. made_from: `NAME` or `NAME@VERSION`.
+    """
+
+    name_prefix: str = ""
+    digest: str = ""
+    owner: str = ""
+    made_from: str = ""
+
+    @property
+    def wants_all_versions(self) -> bool:
+        """Whether more than the newest version of a dataset may pass."""
+        return bool(self.digest or self.owner or self.made_from)
+
+    def passes(self, version: DatasetVersion) -> bool:
+        """Whether a version is shown; raises PhalanxError for a filter that can't be."""
+        if not version.dataset.startswith(self.name_prefix) or (self.owner and version.owner != self.owner):
+            return False
+        if self.digest and self.digest not in _digests(version):
+            return False
+        return not self.made_from or self._is_parent(version)
+
+    def _is_parent(self, version: DatasetVersion) -> bool:
+        name, number = reference_of(self.made_from)
+        return any(each.dataset == name and number in (None, each.version) for each in version.parents)
+
+
+def _digests(version: DatasetVersion) -> frozenset[str]:
+    own = (version.digest, version.tokenizer_digest, version.input_digest, version.recipe_digest)
+    return frozenset(own) | {split.digest for split in version.splits}
+
+
+def input_digest_of(split: Split) -> str:
+    """What the recipe of a split says of its input, "" where it says nothing."""
+    found = split.recipe.get("input_digest", "")
+    return found if isinstance(found, str) else ""
 
 
 def page_size(asked: int) -> int:

@@ -9,26 +9,32 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import islice
 
+from phalanx.core.digest import digest_of
 from phalanx.core.errors import PhalanxError
 from phalanx.data.catalog import FoundSplit
 from phalanx.data.datasets import (
     PREFIX,
     SPLITS,
+    DatasetParent,
     DatasetSplit,
     DatasetVersion,
+    Filter,
     check_name,
     check_request,
     check_splits,
     check_url,
     content_digest,
     decode,
+    input_digest_of,
     page_size,
     place_of,
     prefix_of,
+    reference_of,
     split_facts,
 )
 from phalanx.data.store import CatalogStore
@@ -62,12 +68,14 @@ class Catalog:
         """Makes the database what storage is. An object that can't be read is left out, loudly."""
         self._follow(PREFIX, self._database.places())
 
-    def register(self, request_id: str, dataset: str, url: str, owner: str) -> DatasetVersion:
+    def register(
+        self, request_id: str, dataset: str, url: str, owner: str, made_from: Sequence[str] = ()
+    ) -> DatasetVersion:
         """The version with the data at `url`; the one that is there where the request, or the data, was registered
-        before.
+        before. made_from: registered versions, each as `NAME@VERSION`.
 
-        Raises AlreadyExists for a request id that was used for something else, PhalanxError for data that is not what
-        `data prepare` writes.
+        Raises AlreadyExists for a request id that was used for something else, NotFound for a version to be made from
+        that is not there, PhalanxError for data that is not what `data prepare` writes.
         """
         check_request(request_id, dataset)
         check_url(url)
@@ -75,9 +83,10 @@ class Catalog:
         known = self._known(request_id, dataset, root.url)
         if known is not None:
             return known
+        parents = tuple(dict.fromkeys(self._parent(each) for each in made_from))
         splits = self._splits(root)
         with self._lock:
-            return self._create(request_id, dataset, root.url, splits, owner)
+            return self._create(request_id, dataset, root.url, splits, owner, parents)
 
     def versions(self, dataset: str) -> tuple[DatasetVersion, ...]:
         """All versions, oldest first; raises NotFound."""
@@ -89,14 +98,30 @@ class Catalog:
             )
         return found
 
-    def page(self, size: int, token: str) -> Page:
-        """The newest version of each dataset, by name, behind the page that gave `token` ("" for the first)."""
+    def page(self, size: int, token: str, wanted: Filter = Filter()) -> Page:  # noqa: B008 - frozen
+        """The newest version of each dataset, by name, or all versions that pass `wanted` where it asks for more than
+        names, behind the page that gave `token` ("" for the first); raises PhalanxError.
+        """
         limit = page_size(size)
-        if token:
-            check_name(token)
-        found = self._database.newest(token, limit + 1)
-        shown = found[:limit]
-        return Page(shown, shown[-1].dataset if len(found) > limit else "")
+        name, number = reference_of(token) if token else ("", None)
+        after = name, number or 0
+        if wanted.made_from:
+            reference_of(wanted.made_from)
+        found = list(islice(filter(wanted.passes, self._database.listed(after, wanted, limit + 1)), limit + 1))
+        shown = tuple(found[:limit])
+        return Page(shown, f"{shown[-1].dataset}@{shown[-1].version}" if len(found) > limit else "")
+
+    def _parent(self, reference: str) -> DatasetParent:
+        name, number = reference_of(reference)
+        found = next((each for each in self._database.versions(name) if each.version == number), None)
+        if found is None:
+            raise NotFound(
+                "made_from",
+                value=reference,
+                expected="a registered version, NAME@VERSION",
+                remedy="`phalanx data catalog NAME` lists them",
+            )
+        return DatasetParent(found.dataset, found.version, found.digest)
 
     def _known(self, request_id: str, dataset: str, url: str) -> DatasetVersion | None:
         found = self._database.by_request(request_id)
@@ -110,7 +135,13 @@ class Catalog:
         return found
 
     def _create(
-        self, request_id: str, dataset: str, url: str, splits: Mapping[str, Split], owner: str
+        self,
+        request_id: str,
+        dataset: str,
+        url: str,
+        splits: Mapping[str, Split],
+        owner: str,
+        parents: tuple[DatasetParent, ...],
     ) -> DatasetVersion:
         """Takes the next number. Others may take it first: then what they registered is looked at too."""
         facts = tuple(split_facts(name, split) for name, split in splits.items())
@@ -129,6 +160,9 @@ class Catalog:
                 create_time=datetime.now(UTC).isoformat(timespec="milliseconds"),
                 owner=owner,
                 request_id=request_id,
+                parents=parents,
+                input_digest=input_digest_of(train),
+                recipe_digest=digest_of(train.recipe),
             )
             try:
                 self._registry.create(version.key, version.encode())

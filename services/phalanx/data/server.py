@@ -7,7 +7,7 @@ import grpc
 from phalanx.api.data.v1 import data_service_pb2 as pb
 from phalanx.api.data.v1.data_service_pb2_grpc import DataServiceServicer
 from phalanx.data.access import require_gang
-from phalanx.data.datasets import check_request_id
+from phalanx.data.datasets import Filter, check_request_id
 from phalanx.data.reading import Reading
 from phalanx.data.registration import Catalog
 from phalanx.data.reports import Reports
@@ -25,7 +25,9 @@ class DataServicer(DataServiceServicer):
     def RegisterDataset(  # noqa: N802 - the contract's name
         self, request: pb.RegisterDatasetRequest, context: grpc.ServicerContext
     ) -> pb.RegisterDatasetResponse:
-        version = self._catalog.register(request.request_id, request.dataset, request.url, caller(context).subject)
+        version = self._catalog.register(
+            request.request_id, request.dataset, request.url, caller(context).subject, tuple(request.made_from)
+        )
         return pb.RegisterDatasetResponse(version=version_message(version))
 
     def GetDataset(  # noqa: N802 - the contract's name
@@ -36,7 +38,8 @@ class DataServicer(DataServiceServicer):
     def ListDatasets(  # noqa: N802 - the contract's name
         self, request: pb.ListDatasetsRequest, context: grpc.ServicerContext
     ) -> pb.ListDatasetsResponse:
-        page = self._catalog.page(request.page_size, request.page_token)
+        wanted = Filter(request.name_prefix, request.digest, request.owner, request.made_from)
+        page = self._catalog.page(request.page_size, request.page_token, wanted)
         return pb.ListDatasetsResponse(versions=map(version_message, page.versions), next_page_token=page.next_token)
 
     def GetReadingPlan(  # noqa: N802 - the contract's name

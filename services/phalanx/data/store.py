@@ -5,14 +5,14 @@ SQLite or PostgreSQL by URL; alembic brings it to the newest schema when it is o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
 
 from phalanx.core.errors import OutsideError
-from phalanx.data.datasets import DatasetVersion, decode, key_of
+from phalanx.data.datasets import DatasetVersion, Filter, decode, key_of
 from phalanx.database import SqlDatabase
 from phalanx.lineage import DamagedObject
 
@@ -81,18 +81,16 @@ class CatalogStore:
         query = _SELECT.where(VERSIONS.c.dataset == dataset, VERSIONS.c.digest == digest)
         return next(iter(self._versions(query.order_by(VERSIONS.c.version).limit(1))), None)
 
-    def newest(self, after: str, limit: int) -> tuple[DatasetVersion, ...]:
-        """The newest version of each dataset whose name comes after `after`, by name, at most `limit`."""
-        tops = (
-            sa.select(VERSIONS.c.dataset, sa.func.max(VERSIONS.c.version).label("version"))
-            .where(VERSIONS.c.dataset > after)
-            .group_by(VERSIONS.c.dataset)
-            .order_by(VERSIONS.c.dataset)
-            .limit(limit)
-            .subquery()
-        )
-        is_top = (VERSIONS.c.dataset == tops.c.dataset) & (VERSIONS.c.version == tops.c.version)
-        return self._versions(_SELECT.join(tops, is_top).order_by(VERSIONS.c.dataset))
+    def listed(self, after: tuple[str, int], wanted: Filter, batch: int) -> Iterator[DatasetVersion]:
+        """The newest version of each dataset, or all versions where `wanted` asks for those, by name and number, behind
+        the place `after`; read `batch` at a time. Only names are looked at here.
+        """
+        while True:
+            found = self._versions(_after(after, wanted).limit(batch))
+            yield from found
+            if len(found) < batch:
+                return
+            after = found[-1].dataset, found[-1].version
 
     def _adopt(self, source: str) -> None:
         with self._database.writing() as connection:
@@ -111,6 +109,21 @@ class CatalogStore:
 
 
 _SELECT = sa.select(VERSIONS.c.dataset, VERSIONS.c.version, VERSIONS.c.body)
+
+
+def _after(place: tuple[str, int], wanted: Filter) -> sa.Select[Any]:
+    dataset, number = place
+    behind: sa.ColumnElement[bool]
+    query = _SELECT.where(VERSIONS.c.dataset.startswith(wanted.name_prefix, autoescape=True))
+    if wanted.wants_all_versions:
+        same: sa.ColumnElement[bool] = (VERSIONS.c.dataset == dataset) & (VERSIONS.c.version > number)
+        behind = same | (VERSIONS.c.dataset > dataset)
+    else:
+        tops = sa.select(VERSIONS.c.dataset, sa.func.max(VERSIONS.c.version).label("top"))
+        newest = tops.group_by(VERSIONS.c.dataset).subquery()
+        is_newest = (VERSIONS.c.dataset == newest.c.dataset) & (VERSIONS.c.version == newest.c.top)
+        query, behind = query.join(newest, is_newest), VERSIONS.c.dataset > dataset
+    return query.where(behind).order_by(VERSIONS.c.dataset, VERSIONS.c.version)
 
 
 def _row(version: DatasetVersion) -> dict[str, object]:

@@ -10,7 +10,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from phalanx.api.data.v1 import data_service_pb2 as pb
 from phalanx.core.errors import PhalanxError
-from phalanx.data.datasets import DatasetSplit, DatasetVersion
+from phalanx.data.datasets import DatasetParent, DatasetSplit, DatasetVersion
 from phalanx.data.decisions import Action, Damage
 from phalanx.lineage.plan import MixtureChange, ReadingPlan, Spans
 
@@ -46,6 +46,10 @@ def version_message(version: DatasetVersion) -> pb.DatasetVersion:
         create_time=created,
         owner=version.owner,
         request_id=version.request_id,
+        parents=[pb.DatasetParent(dataset=p.dataset, version=p.version, digest=p.digest) for p in version.parents],
+        input_digest=version.input_digest,
+        recipe_digest=version.recipe_digest,
+        digest=version.digest,
     )
 
 
@@ -71,6 +75,9 @@ def version_of(message: pb.DatasetVersion) -> DatasetVersion:
         create_time=message.create_time.ToDatetime(UTC).isoformat(timespec="milliseconds"),
         owner=message.owner,
         request_id=message.request_id,
+        parents=tuple(DatasetParent(p.dataset, p.version, p.digest) for p in message.parents),
+        input_digest=message.input_digest,
+        recipe_digest=message.recipe_digest,
     )
 
 

@@ -24,13 +24,22 @@ def register_dataset(
     request_id: Annotated[
         str, typer.Option("--request-id", help="Repeat a request under its id: the answer is the same.")
     ] = "",
+    made_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--made-from",
+            metavar="NAME@VERSION",
+            help="A registered version that it was made from; may be given again.",
+            show_default=False,
+        ),
+    ] = None,
     context: Context = None,
     as_json: AsJson = False,
 ) -> None:
     """Add what `phalanx data prepare` wrote to the catalog of the services."""
     with open_client(context) as client:
-        version = client.register(name, url, request_id=request_id)
-    facts = asdict(version)
+        version = client.register(name, url, request_id=request_id, made_from=made_from or ())
+    facts = {**asdict(version), "digest": version.digest}
     if as_json:
         print_json(facts)
         return

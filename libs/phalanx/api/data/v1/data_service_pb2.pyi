@@ -95,6 +95,36 @@ class DatasetSplit(_message.Message):
 Global___DatasetSplit: _TypeAlias = DatasetSplit  # noqa: Y015
 
 @_typing.final
+class DatasetParent(_message.Message):
+    """DatasetParent is a registered version from which another was made."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATASET_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    dataset: _builtins.str
+    """Name of the dataset."""
+    version: _builtins.int
+    """Number of the version."""
+    digest: _builtins.str
+    """Content digest of that version."""
+    def __init__(
+        self,
+        *,
+        dataset: _builtins.str = ...,
+        version: _builtins.int = ...,
+        digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "digest", b"digest", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DatasetParent: _TypeAlias = DatasetParent  # noqa: Y015
+
+@_typing.final
 class DatasetVersion(_message.Message):
     """DatasetVersion is one registered state of a dataset; it never changes."""
 
@@ -108,6 +138,10 @@ class DatasetVersion(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    PARENTS_FIELD_NUMBER: _builtins.int
+    INPUT_DIGEST_FIELD_NUMBER: _builtins.int
+    RECIPE_DIGEST_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
     dataset: _builtins.str
     """Name of the dataset: lower case letters, digits, dots, hyphens, underscores."""
     version: _builtins.int
@@ -120,6 +154,12 @@ class DatasetVersion(_message.Message):
     """Subject of the token that registered it."""
     request_id: _builtins.str
     """Request id with which it was registered."""
+    input_digest: _builtins.str
+    """Digest of the input from which it was prepared or imported, as its manifest says; empty where that says none."""
+    recipe_digest: _builtins.str
+    """Digest of the recipe in the manifest of `train`: settings, input, what was read and dropped."""
+    digest: _builtins.str
+    """Content digest: over the digests of all its splits, wherever they lie."""
     @_builtins.property
     def splits(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetSplit]:
         """Its splits; `train` is always there."""
@@ -127,6 +167,10 @@ class DatasetVersion(_message.Message):
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was registered, by the clock of the service; for people only."""
+
+    @_builtins.property
+    def parents(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetParent]:
+        """Registered versions from which it was made, as whoever registered it said."""
 
     def __init__(
         self,
@@ -139,10 +183,14 @@ class DatasetVersion(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         owner: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        parents: _abc.Iterable[Global___DatasetParent] | None = ...,
+        input_digest: _builtins.str = ...,
+        recipe_digest: _builtins.str = ...,
+        digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "dataset", b"dataset", "owner", b"owner", "request_id", b"request_id", "splits", b"splits", "tokenizer_digest", b"tokenizer_digest", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "dataset", b"dataset", "digest", b"digest", "input_digest", b"input_digest", "owner", b"owner", "parents", b"parents", "recipe_digest", b"recipe_digest", "request_id", b"request_id", "splits", b"splits", "tokenizer_digest", b"tokenizer_digest", "version", b"version", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -365,22 +413,28 @@ class RegisterDatasetRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     DATASET_FIELD_NUMBER: _builtins.int
     URL_FIELD_NUMBER: _builtins.int
+    MADE_FROM_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Fresh id of this request, chosen by the client; the same id again returns the same answer."""
     dataset: _builtins.str
     """Name of the dataset."""
     url: _builtins.str
     """URL of the folder that `data prepare` wrote; its splits are found below it."""
+    @_builtins.property
+    def made_from(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Registered versions from which it was made, each as `NAME@VERSION`."""
+
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         dataset: _builtins.str = ...,
         url: _builtins.str = ...,
+        made_from: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "request_id", b"request_id", "url", b"url"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["dataset", b"dataset", "made_from", b"made_from", "request_id", b"request_id", "url", b"url"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -458,25 +512,41 @@ Global___GetDatasetResponse: _TypeAlias = GetDatasetResponse  # noqa: Y015
 
 @_typing.final
 class ListDatasetsRequest(_message.Message):
-    """ListDatasetsRequest asks for a page of the catalog."""
+    """ListDatasetsRequest asks for a page of the catalog. Empty filters let everything pass."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    NAME_PREFIX_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
+    MADE_FROM_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
-    """Most datasets to return; 0 means 100, at most 1000."""
+    """Most versions to return; 0 means 100, at most 1000."""
     page_token: _builtins.str
-    """`next_page_token` of the page before; empty for the first."""
+    """`next_page_token` of the page before, asked with the same filters; empty for the first."""
+    name_prefix: _builtins.str
+    """Only datasets whose names begin so."""
+    digest: _builtins.str
+    """Only versions with this digest: of their content, of a split's manifest, of their tokenizer, input or recipe."""
+    owner: _builtins.str
+    """Only versions that this subject registered."""
+    made_from: _builtins.str
+    """Only versions that were made from this one, `NAME@VERSION`, or from any version of `NAME`."""
     def __init__(
         self,
         *,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        name_prefix: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        owner: _builtins.str = ...,
+        made_from: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "made_from", b"made_from", "name_prefix", b"name_prefix", "owner", b"owner", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -494,7 +564,7 @@ class ListDatasetsResponse(_message.Message):
     """Token of the next page; empty at the end."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedCompositeFieldContainer[Global___DatasetVersion]:
-        """The newest version of each dataset, by name."""
+        """The newest version of each dataset, by name; with a filter other than the name's, all versions that pass it."""
 
     def __init__(
         self,

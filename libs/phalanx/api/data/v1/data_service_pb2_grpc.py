@@ -91,7 +91,7 @@ class DataServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListDatasets(self, request, context):
-        """ListDatasets lists the newest version of every dataset, by name.
+        """ListDatasets lists the newest version of every dataset, by name; or, with a filter, all versions that pass it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class DataServiceStub:
     GetDataset: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetDatasetRequest, _data_service_pb2.GetDatasetResponse]
     """GetDataset returns one dataset with all its versions."""
     ListDatasets: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.ListDatasetsRequest, _data_service_pb2.ListDatasetsResponse]
-    """ListDatasets lists the newest version of every dataset, by name."""
+    """ListDatasets lists the newest version of every dataset, by name; or, with a filter, all versions that pass it."""
     GetReadingPlan: _grpc.UnaryUnaryMultiCallable[_data_service_pb2.GetReadingPlanRequest, _data_service_pb2.GetReadingPlanResponse]
     """GetReadingPlan returns what the newest attempt of a job may read from a step on, up to a horizon. An older attempt
     is refused with FAILED_PRECONDITION, reason SUPERSEDED.
@@ -64,7 +64,7 @@ class DataServiceAsyncStub(DataServiceStub):
     GetDataset: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetDatasetRequest, _data_service_pb2.GetDatasetResponse]  # type: ignore[assignment]
     """GetDataset returns one dataset with all its versions."""
     ListDatasets: _aio.UnaryUnaryMultiCallable[_data_service_pb2.ListDatasetsRequest, _data_service_pb2.ListDatasetsResponse]  # type: ignore[assignment]
-    """ListDatasets lists the newest version of every dataset, by name."""
+    """ListDatasets lists the newest version of every dataset, by name; or, with a filter, all versions that pass it."""
     GetReadingPlan: _aio.UnaryUnaryMultiCallable[_data_service_pb2.GetReadingPlanRequest, _data_service_pb2.GetReadingPlanResponse]  # type: ignore[assignment]
     """GetReadingPlan returns what the newest attempt of a job may read from a step on, up to a horizon. An older attempt
     is refused with FAILED_PRECONDITION, reason SUPERSEDED.
@@ -105,7 +105,7 @@ class DataServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _data_service_pb2.ListDatasetsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_data_service_pb2.ListDatasetsResponse, _abc.Awaitable[_data_service_pb2.ListDatasetsResponse]]:
-        """ListDatasets lists the newest version of every dataset, by name."""
+        """ListDatasets lists the newest version of every dataset, by name; or, with a filter, all versions that pass it."""
 
     @_abc_1.abstractmethod
     def GetReadingPlan(
