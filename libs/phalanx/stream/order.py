@@ -33,6 +33,7 @@ __all__ = ["NO_SEGMENTS", "HasShardTokens", "Order", "Segment", "SegmentColumns"
 
 OPEN_EPOCHS = 2
 OPEN_BLOCKS = 4
+_SHARDS_AT_ONCE = 1 << 13  # small arrays are made of memory used before; fresh memory costs more than the sums
 
 
 class HasShardTokens(Protocol):
@@ -223,10 +224,10 @@ def _block_tokens(
     shard_tokens: NDArray[np.int64], shards: NDArray[np.uint32], shuffle_block_shards: int
 ) -> NDArray[np.int64]:
     """Tokens of each run of `shuffle_block_shards` of the permuted shards, int64 [num_blocks]."""
-    largest = int(shard_tokens.max())
-    looked_up = shard_tokens.astype(np.uint32) if largest < 1 << 32 else shard_tokens  # half the memory, more in cache
-    totals = np.zeros(-(-len(shards) // shuffle_block_shards), np.int64)
-    for slot in range(min(shuffle_block_shards, len(shards))):
-        own = looked_up.take(shards[slot::shuffle_block_shards])
-        totals[: len(own)] += own
+    totals = np.empty(-(-len(shards) // shuffle_block_shards), np.int64)
+    blocks_at_once = max(1, _SHARDS_AT_ONCE // shuffle_block_shards)
+    for first in range(0, len(totals), blocks_at_once):
+        part = shards[first * shuffle_block_shards : (first + blocks_at_once) * shuffle_block_shards]
+        begins = np.arange(0, len(part), shuffle_block_shards)
+        np.add.reduceat(shard_tokens.take(part), begins, out=totals[first : first + blocks_at_once])
     return totals

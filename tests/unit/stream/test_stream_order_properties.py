@@ -198,9 +198,8 @@ def test_order_windows_taken_out_since_a_position_move_nothing(tmp_path_factory,
     taken_out = [(since + start, since + start + length) for start, length in spans]
     with WindowReader(store, split, order, True, num_threads=1) as reader:
         plain = reader.read(positions)
-    with WindowReader(store, split, order, True, num_threads=1) as reader:
         before = reader.read(positions[:since])
-        reader.set_zero_weight(taken_out)
+    with WindowReader(store, split, order, True, num_threads=1, zero_weight=taken_out) as reader:
         after = reader.read(positions[since:])
     tokens, targets = (
         np.concatenate([getattr(part, name) for part in (before, after)]) for name in ("tokens", "targets")
