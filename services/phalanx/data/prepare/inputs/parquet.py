@@ -1,9 +1,10 @@
 """Documents of a parquet file: one a row, read by row groups so that each belongs to exactly one range of bytes.
 
 A row group belongs to the range that holds its first byte, so ranges can be cut without looking into the file, and one
-without a row group gives nothing. Of a row group only the columns of text and id are read, a few rows at a time. A
-row's id is its id column's, else `<path>:<row>`, counted from 1 in the whole file. A null is a document without text;
-bytes that are not UTF-8 follow the rule for such text; a file without the text column is refused.
+without a row group gives nothing. Of a row group only the columns of text and id are read, a few rows at a time: in
+memory are about 2 MiB of text and the page at hand, as large as its writer made it. A row's id is its id column's,
+else `<path>:<row>`, counted from 1 in the whole file. A null is a document without text; bytes that are not UTF-8
+follow the rule for such text; a file without the text column is refused.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from phalanx.data.prepare.inputs.errors import CorruptInput
 from phalanx.data.prepare.inputs.pieces import Span
 
 _BUFFER_BYTES = 4 * 2**20
-_BATCH_BYTES = 8 * 2**20
+_BATCH_BYTES = 2 * 2**20
 _MAX_BATCH_ROWS = 1024
 _FOOTER_BYTES = 8
 
