@@ -13,6 +13,7 @@ from fractions import Fraction
 from itertools import accumulate
 from math import gcd, lcm
 
+_STEPS_TRIED = 64
 _GOLDEN = Fraction(618_033_988_749_894_848, 10**18)
 
 
@@ -33,7 +34,7 @@ class Apportionment:
         shares = [int(weight * self._circle) * period for weight in weights]
         self._whole = [share // self._circle for share in shares]
         self._bounds = (0, *accumulate(share % self._circle for share in shares))
-        self._step = _coprime_from(int(self._circle * _GOLDEN), self._circle)
+        self._step = _even_step(self._circle)
 
     def before(self, number: int) -> tuple[int, ...]:
         """Windows of each source in the periods 0 .. number - 1."""
@@ -66,7 +67,19 @@ def floor_sum(count: int, divisor: int, slope: int, offset: int) -> int:
     return total
 
 
-def _coprime_from(number: int, to: int) -> int:
-    while gcd(number, to) != 1:
-        number += 1
-    return number
+def _even_step(circle: int) -> int:
+    """A step near the golden ratio of the circle that meets every point of it, and meets them evenly from the
+    beginning: of some, that with the smallest partial quotients in its continued fraction, whose sum bounds how uneven
+    multiples of it are (Kuipers, Niederreiter: Uniform Distribution of Sequences, chapter 2, theorem 3.4).
+    """
+    first = int(circle * _GOLDEN)
+    steps = [step for step in range(first, first + min(circle, _STEPS_TRIED)) if gcd(step, circle) == 1]
+    return min(steps, key=lambda step: _sum_of_quotients(step, circle), default=0)
+
+
+def _sum_of_quotients(above: int, below: int) -> int:
+    total = 0
+    while above:
+        total += below // above
+        above, below = below % above, above
+    return total

@@ -61,6 +61,8 @@ class Figures:
                 metric: float("nan") if fields[name] is None else float(fields[name]) for metric, name in FIELDS.items()
             }
             self._row[Metric.TOKENS_PER_SECOND] = fields["tokens"] / fields["step_time_s"]
+            for source, epochs in fields.get("epochs", {}).items():
+                self._row[f"{Metric.EPOCHS}/{source}"] = float(epochs)
         elif kind == "evaluation" and int(fields["step"]) == self._step and fields["loss"] is not None:
             self._row[Metric.EVALUATION_LOSS] = float(fields["loss"])
         elif kind == "opened":
