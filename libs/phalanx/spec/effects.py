@@ -17,7 +17,7 @@ def without_effect(
 
     under_torchrun: also keys that only `phalanx run` reads. under_services: without those that only services read.
     """
-    rules = [*_layout_rules(job, layout), *_schedule_rules(job), *_rules(job)]
+    rules = [*_layout_rules(job, layout), *_schedule_rules(job), *_rules(job), *_mixture_rules(job)]
     if under_torchrun:
         rules += _torchrun_rules(job)
     if not under_services:
@@ -71,6 +71,17 @@ def _cache_rules(job: Job) -> Iterator[Rule]:
     yield is_local and "cache_gib" in job.cluster.model_fields_set, "cluster.cache_gib", reason
     yield is_local and job.cluster.cache_folder is not None, "cluster.cache_folder", reason
     yield not is_local and is_off and job.cluster.cache_folder is not None, "cluster.cache_folder", "cache_gib is 0"
+
+
+def _mixture_rules(job: Job) -> Iterator[Rule]:
+    data, steps = job.data, job.training.steps
+    for stage, what in data.mixture.items():
+        yield what.from_step > steps, f"data.mixture.{stage}", f"the run ends at step {steps}, before it"
+    for name, source in data.sources.items():
+        if source.epochs is None:
+            yield "when_out" in source.model_fields_set, f"data.sources.{name}.when_out", "it repeats for ever"
+        never = not source.weight and not any(stage.weights.get(name) for stage in data.mixture.values())
+        yield never, f"data.sources.{name}", "its weight is always 0, unless `phalanx data mix` raises it"
 
 
 def _service_rules(job: Job) -> Iterator[Rule]:
