@@ -5,6 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 MINISTACK := .venv-ministack
 MINISTACK_STAMP := $(MINISTACK)/.installed
+PEERS := .venv-peers
+PEERS_STAMP := $(PEERS)/.installed
 export OMP_NUM_THREADS := 1
 
 .PHONY: help setup setup-test demo test test-all lint types imports proto api api-baseline unit service browser distributed infra e2e readme wheel-test clean
@@ -13,10 +15,10 @@ help:
 	@echo "make demo      prepare a corpus, start the services, train on 8 ranks, kill a rank and each service, change the layout, prove it, export (about 3 minutes)"
 	@echo "make test      linters, strict types, import rules, contracts, unit, service, browser, distributed and end-to-end tests (about 45 minutes on 2 cores)"
 	@echo "make test-all  the same with the long tables and storms"
-	@echo "make clean     remove .venv, .venv-ministack, caches and ./runs"
+	@echo "make clean     remove .venv, .venv-ministack, .venv-peers, caches and ./runs"
 
 setup: $(STAMP)
-setup-test: $(STAMP) $(MINISTACK_STAMP)
+setup-test: $(STAMP) $(MINISTACK_STAMP) $(PEERS_STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Phalanx needs Python 3.11 or newer: make PYTHON=/path/to/python3.11"; exit 2; }
@@ -29,6 +31,13 @@ $(MINISTACK_STAMP): tests/ministack-requirements.txt
 	@test -x $(MINISTACK)/bin/python || $(PYTHON) -m venv $(MINISTACK)
 	$(MINISTACK)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/ministack-requirements.txt
 	@touch $(MINISTACK_STAMP)
+
+# Other projects' loaders, to compare with: their own packages first, those of .venv (torch among them) behind.
+$(PEERS_STAMP): tests/peers-requirements.txt | $(STAMP)
+	@test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	@for folder in $(PEERS)/lib/python*/site-packages; do $(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' >$$folder/project.pth; done
+	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile --requirement tests/peers-requirements.txt
+	@touch $(PEERS_STAMP)
 
 demo: setup
 	@$(BIN)/phalanx demo $(ARGS)
@@ -85,4 +94,4 @@ readme: setup-test
 	$(BIN)/pytest tests/readme -q $(ARGS)
 
 clean:
-	rm -rf $(VENV) $(MINISTACK) build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(MINISTACK) $(PEERS) build dist runs .mypy_cache .ruff_cache .pytest_cache .hypothesis

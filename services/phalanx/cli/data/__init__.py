@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import typer
 
-from phalanx.cli.data import catalog, ls, mix, prepare, registering, show, trace, verify
+from phalanx.cli.data import catalog, importing, ls, mix, prepare, registering, show, trace, verify
 
 
 def register(app: typer.Typer) -> None:
     """Adds the `data` group to the command line."""
     group = typer.Typer(no_args_is_help=True, help="Prepare text, and look at datasets.")
-    for command in (prepare, ls, show, verify, trace, mix, registering, catalog):
+    for command in (prepare, importing, ls, show, verify, trace, mix, registering, catalog):
         command.register(group)
     app.add_typer(group, name="data")

@@ -10,7 +10,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from phalanx.cli.config import AsJson
-from phalanx.cli.data.prepare import Out, _show
+from phalanx.cli.data.prepare import Out, show_report
 from phalanx.cli.output import print_json
 from phalanx.core.errors import PhalanxError
 
@@ -131,7 +131,7 @@ def import_tokens(
     if chosen is not None:
         print_json(asdict(made)) if as_json else print_part(Console(), made)
     else:
-        _show(report, as_json)
+        show_report(report, as_json)
 
 
 def _choice(option: str, given: str | None, kind: type[Kind]) -> Kind | None:

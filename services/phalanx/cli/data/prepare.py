@@ -90,23 +90,28 @@ def prepare(
     if chosen is not None:
         print_json(asdict(made)) if as_json else print_part(Console(), made)
     else:
-        _show(report, as_json)
+        show_report(report, as_json)
 
 
 def merge(out: Out, as_json: AsJson = False) -> None:
-    """Assemble what the parts of `prepare --part` made into a dataset; names the pieces that are missing."""
+    """Assemble a dataset from what the parts of `prepare` or `import` made; names the pieces that are missing."""
     from rich.console import Console
 
     from phalanx.cli.data_display import PrepareDisplay
+    from phalanx.data.importing import import_recipe
+    from phalanx.data.importing import merge as merge_import
     from phalanx.data.prepare import merge as run_merge
     from phalanx.objects import open_store
 
+    store = open_store(out)
+    recipe = import_recipe(store)
     with PrepareDisplay(Console(stderr=True)) as display:
-        report = run_merge(open_store(out), display.observe)
-    _show(report, as_json)
+        report = run_merge(store, display.observe) if recipe is None else merge_import(store, recipe, display.observe)
+    show_report(report, as_json)
 
 
-def _show(report: PrepareReport, as_json: bool) -> None:
+def show_report(report: PrepareReport, as_json: bool) -> None:
+    """Prints what came out."""
     from rich.console import Console
 
     from phalanx.cli.data_display import print_report

@@ -1,0 +1,14 @@
+"""Inputs that cannot be imported as what they claim to be: mistakes a user can mend."""
+
+from __future__ import annotations
+
+from phalanx.core.errors import PhalanxError
+
+
+class BadTokens(PhalanxError):
+    """A file of tokens that is not what it says, or not what was asked for; the message names the file."""
+
+
+def malformed(where: str, expected: str, found: str) -> BadTokens:
+    """The error for a file that is cut, of another version, or contradicts itself."""
+    return BadTokens(where, expected=f"{expected}, {found}", remedy="copy the file again, or name another input")
