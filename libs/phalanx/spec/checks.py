@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.spec.data_checks import data_findings
 from phalanx.spec.finding import Finding
+from phalanx.spec.keys import LARGEST_INTEGER
 from phalanx.spec.layout import Layout
 from phalanx.spec.model import ModelArgs
 from phalanx.spec.parallel import AXES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Parallel
@@ -247,6 +248,13 @@ def _schedule(schedule: str, stages_per_rank: int) -> Iterator[Finding]:
 
 def _training(job: Job) -> Iterator[Finding]:
     data, schedule, training = job.data, job.lr_scheduler, job.training
+    if training.seq_len * training.global_batch_size * training.steps > LARGEST_INTEGER:
+        yield Finding(
+            ("training.steps", "training.global_batch_size", "training.seq_len"),
+            training.steps,
+            f"with the other two at most {LARGEST_INTEGER:,} tokens in all",
+            "lower one of them",
+        )
     if job.validation.freq and data.held_out is None:
         yield Finding(
             ("validation.freq", "data.held_out"),

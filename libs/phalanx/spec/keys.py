@@ -9,7 +9,7 @@ at every start. Free: anything else.
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -18,6 +18,28 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+# The most of each unit: far beyond any run, and small enough that products and keys in storage (8 digits) hold them.
+MOST: Mapping[str, int] = {
+    "attempts": 99_999_999,
+    "checkpoints": 99_999_999,
+    "elements": 1 << 24,
+    "epochs": 1_000_000,
+    "experts": 1 << 20,
+    "GiB": 1 << 30,
+    "heads": 1 << 20,
+    "layers": 1 << 20,
+    "nodes": 1 << 20,
+    "parts": 1 << 30,
+    "ranks": 1 << 20,
+    "seconds": 100_000_000,
+    "shards": 1 << 30,
+    "stages": 1 << 10,
+    "steps": 99_999_999,
+    "tokens": (1 << 31) - 1,
+    "windows": 1 << 24,
+}
+LARGEST_INTEGER = (1 << 63) - 1
 
 # The forms that phalanx.objects opens; whether the place exists is not looked at here.
 URL_PATTERN = r"^(file://(/|\./|~/)|s3://[^/]+|memory://)"
@@ -49,8 +71,10 @@ def key(
     shapes: bool = False,
     **rules: Any,
 ) -> Any:
-    """A field of a section. unit: in words, empty for a pure number or a name. shown: the default in words where it is
-    computed."""
+    """A field of a section. unit: in words, empty for a pure number or a name; it bounds the value by `MOST`. shown: the
+    default in words where it is computed."""
+    if unit in MOST and not {"le", "lt"} & rules.keys() and {"ge", "gt"} & rules.keys():
+        rules["le"] = MOST[unit]
     extra: JsonDict = {"mark": mark.value, "unit": unit, "shown": shown, "shapes": shapes}
     return Field(default, description=description, json_schema_extra=extra, **rules)
 
@@ -154,6 +178,11 @@ BY_NAME = "numbers by name"
 _NAMES = {int: "integer", float: "number", bool: "true or false", str: "text"}
 
 
+def bound_text(bound: float) -> str:
+    """A bound as users read it."""
+    return f"{int(bound):,}" if float(bound).is_integer() else f"{bound:g}"
+
+
 def _type_text(members: list[Any], field: FieldInfo) -> str:
     texts = []
     for member in members:
@@ -164,7 +193,7 @@ def _type_text(members: list[Any], field: FieldInfo) -> str:
         else:
             texts.append(_NAMES.get(member, "table"))
     bounds = [
-        f"{sign} {getattr(rule, name):g}"
+        f"{sign} {bound_text(getattr(rule, name))}"
         for rule in field.metadata
         for name, sign in _SIGNS.items()
         if hasattr(rule, name)

@@ -15,6 +15,7 @@ from phalanx.spec.checks import findings_of
 from phalanx.spec.finding import Finding
 from phalanx.spec.foreign import NO_EQUIVALENT
 from phalanx.spec.job import Job
+from phalanx.spec.keys import bound_text
 from phalanx.spec.names import UnknownKey, all_keys, key_at, unknown_key
 from phalanx.spec.presets import PRESETS
 from phalanx.spec.source import apply_overrides, read_toml
@@ -58,9 +59,11 @@ def _explain(
     meant = {found.meant for found in unknown if found.meant is not None}
     wrong = {_dotted(error) for error in errors} | meant
     problems = [found.problem for found in unknown]
+    given = {_dotted(error): error["input"] for error in errors}
     for error in errors:
         name, kind = _dotted(error), error["type"]
         follows = kind == "missing" and (name in meant or ("model.preset" in wrong and name.startswith("model.args.")))
+        follows |= any(derived == name and given.get(source) == error["input"] for source, derived in _DERIVED)
         if kind != "extra_forbidden" and not follows:
             problems.append(_problem(error, name))
         _take(tables, error["loc"])
@@ -182,7 +185,7 @@ def _problem(error: ErrorDetails, name: str) -> PhalanxError:
     elif kind == "literal_error":
         expected = str(context["expected"])
     elif kind in _BOUNDS:
-        expected = f"a number {_BOUNDS[kind]} {next(iter(context.values())):g}"
+        expected = f"a number {_BOUNDS[kind]} {bound_text(next(iter(context.values())))}"
     else:
         expected = _KINDS.get(kind, error["msg"])
     return PhalanxError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from phalanx.spec.keys import Mark, Section, key
+from phalanx.spec.keys import LARGEST_INTEGER, Mark, Section, key
 
 
 class Training(Section):
@@ -15,7 +15,7 @@ class Training(Section):
     global_batch_size: int = key(
         Mark.JOURNALED, "Windows of one step over all ranks, whatever the layout.", unit="windows", gt=0
     )
-    seed: int = key(Mark.IDENTITY, "Seed of the weights, the order and dropout.", 0, ge=0)
+    seed: int = key(Mark.IDENTITY, "Seed of the weights, the order and dropout.", 0, ge=0, le=LARGEST_INTEGER)
     max_norm: float = key(
         Mark.IDENTITY, "Gradient norm above which gradients are scaled down; 0 never does.", 1.0, ge=0
     )

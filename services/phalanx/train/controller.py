@@ -211,8 +211,11 @@ class Controller:
         run = self._run(name)
         try:
             self._reconcile(name, run)
-        except (OutsideError, PhalanxError) as error:
+        except OutsideError as error:
             run.waits = f"waits for storage: {error}"
+            LOG.warning("%s %s", name, run.waits)
+        except PhalanxError as error:
+            run.waits = f"cannot go on: {error}"
             LOG.warning("%s %s", name, run.waits)
         except Exception:
             run.waits = "an error of the service holds it up; see its log"

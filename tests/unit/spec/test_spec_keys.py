@@ -6,6 +6,7 @@ import pytest
 from pydantic import ValidationError
 from spec_samples import sample, tables
 
+from phalanx.core.errors import Problems
 from phalanx.spec import Mark, all_keys, parse_job
 from phalanx.spec.foreign import NO_EQUIVALENT, SAME_MEANING
 from phalanx.spec.job import Job
@@ -148,3 +149,15 @@ def test_storage_settings_go_by_bucket_then_default():
     assert job.storage_settings("s3://corpus/train").region == "here"
     assert job.storage_settings("s3://other/x").region == "there"
     assert sample().storage_settings("s3://other").region is None
+
+
+def test_numbers_with_a_unit_have_a_bound_above():
+    numbers = [each for each in all_keys() if re.match(r"integer|number ", each.type_text)]
+    unbounded = {each.name for each in numbers if each.unit and "<" not in each.type_text}
+    assert unbounded == set()
+    assert {each.name for each in numbers if each.type_text.startswith("integer") and "<" not in each.type_text} == set()
+
+
+def test_tokens_of_a_whole_run_fit_what_counts_them():
+    with pytest.raises(Problems, match=r"training\.steps.*at most 9,223,372,036,854,775,807 tokens in all"):
+        sample(training__seq_len=2**31 - 1, training__global_batch_size=2**24, training__steps=99_999_999)
