@@ -27,7 +27,7 @@ def decode_ids(data: bytes, num_documents: int) -> list[str]:
     except (ValueError, RecursionError):
         record = None
     ids = record.get("ids") if isinstance(record, dict) else None
-    if not isinstance(ids, list) or len(ids) != num_documents or not all(isinstance(each, str) for each in ids):
+    if not isinstance(ids, list) or len(ids) != num_documents or set(map(type, ids)) - {str}:
         raise ValueError(f"it does not hold {num_documents} ids")
     return ids
 

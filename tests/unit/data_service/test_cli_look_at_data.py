@@ -1,0 +1,191 @@
+"""Looking at data from the command line: show, trace by text, verify; output, JSON, exit codes."""
+
+import json
+
+import pytest
+import typer
+from split_kit import texts_of, tokenizer_bytes, write_dataset
+
+from phalanx.cli import data
+from phalanx.cli.errors import run_reporting_errors
+from phalanx.objects import open_store
+
+TEXTS = texts_of(4, 60)
+JOB = """
+[job]
+name = "t"
+storage = "file://{tmp}/jobs"
+[model]
+preset = "tiny"
+[data]
+train = "{url}"
+shuffle_block_shards = 2
+[training]
+seq_len = 16
+steps = 10
+global_batch_size = 4
+[optimizer]
+lr = 1e-3
+"""
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return tokenizer_bytes(TEXTS)
+
+
+@pytest.fixture
+def url(tmp_path, tokenizer):
+    ids = [f"a/v1.{number}_doc.json" for number in range(60)]
+    return write_dataset(tmp_path / "d", TEXTS, tokenizer, ids=ids)
+
+
+@pytest.fixture
+def job(tmp_path, url):
+    path = tmp_path / "job.toml"
+    path.write_text(JOB.format(tmp=tmp_path, url=url))
+    return path
+
+
+@pytest.fixture
+def phalanx(monkeypatch, capsys):
+    """Runs a command line; gives exit code, standard output and standard error."""
+
+    def run(*arguments):
+        app = typer.Typer()
+        data.register(app)
+        app.callback()(lambda: None)
+        monkeypatch.setattr("sys.argv", ["phalanx", *map(str, arguments)])
+        code = run_reporting_errors(app)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+def test_show_prints_what_the_first_documents_say(phalanx, url):
+    code, out, _ = phalanx("data", "show", url, "-n", 3)
+    assert code == 0 and all(text in out for text in TEXTS[:3]) and TEXTS[3] not in out
+    assert "--- a/v1.0_doc.json  train-00000000 document 0" in out
+
+
+def test_show_takes_the_training_split_of_a_dataset(phalanx, url):
+    code, out, _ = phalanx("data", "show", url.rpartition("/")[0], "-n", 1, "--json")
+    shown = json.loads(out)
+    assert code == 0 and shown["url"] == url
+    (document,) = shown["documents"]
+    assert (document["text"], document["num_tokens"]) == (TEXTS[0], len(document["tokens"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "first", "count"),
+    [
+        (["--shard", "train-00000002"], 20, 1),
+        (["--shard", 2, "-n", 4], 20, 4),
+        (["--shard", 5, "--document", 9, "-n", 4], 59, 1),
+        (["--document", "a/v1.33_doc.json"], 33, 1),
+    ],
+)
+def test_show_begins_where_it_is_told(phalanx, url, options, first, count):
+    """Case 7: ids with dots are found as they are."""
+    code, out, _ = phalanx("data", "show", url, *options, "--json")
+    shown = [document["text"] for document in json.loads(out)["documents"]]
+    assert code == 0 and shown == TEXTS[first : first + count]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--shard", "train-9"], "--shard is 'train-9': expected a shard"),
+        (["--shard", 6], "a number below 6"),
+        (["--shard", 0, "--document", 10], "a number from 0 to 9"),
+        (["--shard", 0, "--document", "x"], "leave out --shard"),
+        (["--document", "a/v1"], "the id of a document"),
+    ],
+)
+def test_show_of_what_is_not_there_is_one_line_and_exit_two(phalanx, url, options, message):
+    code, out, err = phalanx("data", "show", url, *options)
+    assert code == 2 and message in err and err.count("\n") == 1 and not out
+
+
+def test_show_without_tokenizer_gives_tokens_as_json_and_says_what_is_missing(phalanx, url, tmp_path):
+    (tmp_path / "d" / "tokenizer.json").unlink()
+    assert phalanx("data", "show", url, "-n", 1)[0] == 2
+    code, out, _ = phalanx("data", "show", url, "-n", 1, "--json")
+    (document,) = json.loads(out)["documents"]
+    assert code == 0 and document["text"] is None and document["tokens"]
+
+
+def test_show_of_a_long_document_can_be_cut(phalanx, url):
+    _, out, _ = phalanx("data", "show", url, "-n", 1, "--max-tokens", 2, "--json")
+    (document,) = json.loads(out)["documents"]
+    assert document["is_cut"] and len(document["tokens"]) == 2 and TEXTS[0].startswith(document["text"])
+
+
+def test_trace_text_tells_documents_and_steps(phalanx, job):
+    code, out, _ = phalanx("data", "trace", "--job", job, "--text", "no4x31 ", "--json", "--epochs", 1)
+    found = json.loads(out)
+    (visit,) = found["visits"]
+    assert code == 0 and (found["documents"], found["is_all"]) == (1, True)
+    assert visit["document_id"] == "a/v1.31_doc.json" and visit["steps"] and visit["text"] is None
+    step = visit["steps"][0]
+    _, out, _ = phalanx("data", "trace", job, "--step", step, "--json")
+    assert "a/v1.31_doc.json" in {segment["document_id"] for segment in json.loads(out)["segments"]}
+
+
+def test_trace_shows_what_is_found_in_one_line_each(phalanx, job):
+    code, out, _ = phalanx("data", "trace", job, "--text", "no4x", "--limit", 2, "--epochs", 1, "--show")
+    lines = [line for line in out.splitlines() if "no4x" in line]
+    assert code == 0 and len(lines) == 2 and "2 documents, the first that say it" in out
+    assert "no4x" in phalanx("data", "trace", job, "--step", 2, "--show")[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--text", ""], "--text"),
+        (["--text", "nobody says this"], "--text is 'nobody says this'"),
+        (["--text", "x", "--step", 1], "either --step N"),
+    ],
+)
+def test_trace_mistake_is_one_line_and_exit_two(phalanx, job, options, message):
+    code, out, err = phalanx("data", "trace", job, *options)
+    assert code == 2 and message in err and err.count("\n") == 1 and not out
+
+
+@pytest.mark.parametrize("where", [[], ["x.toml", "--job", "y.toml"]])
+def test_trace_of_no_job_or_two_is_exit_two(phalanx, where):
+    code, _, err = phalanx("data", "trace", *where, "--step", 1)
+    assert code == 2 and "one job" in err
+
+
+def test_trace_text_without_tokenizer_is_told(phalanx, job, tmp_path):
+    (tmp_path / "d" / "tokenizer.json").unlink()
+    code, _, err = phalanx("data", "trace", job, "--text", "no4x31 ")
+    assert code == 2 and "tokenizer.json" in err and err.count("\n") == 1
+
+
+def test_verify_names_each_damage_with_its_offset(phalanx, url, tmp_path):
+    path = tmp_path / "d" / "train" / "train-00000003.tar"
+    tar = bytearray(path.read_bytes())
+    tar[700] ^= 1
+    path.write_bytes(tar)
+    code, out, _ = phalanx("data", "verify", url)
+    assert code == 1 and "train-00000003.tar: member 0 at byte 640: the tokens do not have their digest" in out
+    code, out, _ = phalanx("data", "verify", url, "--json")
+    (damage,) = json.loads(out)["damages"]
+    assert (damage["shard"], damage["member"], damage["offset"]) == ("train-00000003", 0, 640)
+
+
+def test_looking_at_data_on_s3_is_the_same(phalanx, s3_prefix, url, tmp_path):
+    from phalanx.stream import open as open_documents
+
+    away = open_store(s3_prefix)
+    for path in sorted((tmp_path / "d").rglob("*")):
+        if path.is_file():
+            away.create(str(path.relative_to(tmp_path / "d")), path.read_bytes())
+    documents = open_documents(s3_prefix)
+    assert documents[17].text == TEXTS[17] and [each.index for each in documents.by_id("a/v1.5_doc.json")] == [5]
+    assert phalanx("data", "verify", s3_prefix)[0] == 0
+    code, out, _ = phalanx("data", "show", f"{s3_prefix}/train", "--shard", 3, "--json")
+    assert code == 0 and json.loads(out)["documents"][0]["text"] == TEXTS[30]
