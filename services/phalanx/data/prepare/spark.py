@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 _TRIES = 2
 _PYTHON = "PYSPARK_PYTHON"
+_PYTHON_ERROR = re.compile(r"[\w.]+(Error|Exception|Interrupt): ")
 
 
 class Spark:
@@ -142,6 +144,8 @@ def _context(master: str | None) -> Iterator[SparkContext]:
         builder = builder.config(key, value)
     if master is not None:
         builder = builder.master(master)
+    if (master or "").startswith("local"):  # a machine's own name may lead nowhere
+        builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
     given = os.environ.get(_PYTHON)
     os.environ.setdefault(_PYTHON, sys.executable)  # executors on this machine run this very Python
     try:
@@ -173,4 +177,6 @@ def _joining() -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    """What Python in an executor said, else the first line of what Java said."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return next((line.strip() for line in lines if _PYTHON_ERROR.match(line)), lines[0])
