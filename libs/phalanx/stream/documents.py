@@ -186,8 +186,7 @@ def document_numbered(documents: Documents, shard: str, number: int | None = Non
     PhalanxError for what is not there.
     """
     split = documents.split
-    names = {split.shard(k).name: k for k in range(split.num_shards)} if not shard.isdecimal() else {}
-    found = int(shard) if shard.isdecimal() else names.get(shard)
+    found = int(shard) if shard.isdecimal() else split.number_of(shard)
     if found is None or found >= split.num_shards:
         raise PhalanxError(
             "--shard",

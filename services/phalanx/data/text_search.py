@@ -116,13 +116,14 @@ def _tokens(pieces: SplitPieces, shard: int, piece: int) -> list[Tokens]:
 def _spelt(split: Split, tokenizer: TokenText, needle: bytes, pieces: SplitPieces) -> Search:
     """The search for a tokenizer whose tokens are fixed strings of bytes."""
     table = tokenizer.token_bytes
-    table = table + [b""] * (max(split.vocab_size, 1 << 16) - len(table))
-    finder = Finder(Vocabulary(table).spelling(needle), _tokens(pieces, 0, 0)[0])
+    # Ids that the tokenizer lacks say nothing: the last of the table stands for all of them.
+    table = table + [b""] * max(1, split.vocab_size - len(table), (1 << 16) - len(table))
+    finder = Finder(Vocabulary(table).spelling(needle), _known(_tokens(pieces, 0, 0)[0], len(table)))
 
     def search(members: list[Tokens], ends: NDArray[np.int64]) -> Iterator[tuple[int, int | None, int]]:
         before = 0
         for tokens in members:
-            found = finder.find(tokens) + before
+            found = finder.find(_known(tokens, len(table))) + before
             before += len(tokens)
             documents = np.searchsorted(ends, found[:, 0], side="right")
             whole = documents == np.searchsorted(ends, found[:, 1], side="right")
@@ -132,6 +133,11 @@ def _spelt(split: Split, tokenizer: TokenText, needle: bytes, pieces: SplitPiece
             yield from zip(numbers.tolist(), tokens_in.tolist(), counts.tolist(), strict=True)
 
     return search
+
+
+def _known(tokens: Tokens, size: int) -> Tokens:
+    """Tokens with the last of a table of `size` for those that it lacks."""
+    return tokens if size > np.iinfo(tokens.dtype).max else np.minimum(tokens, tokens.dtype.type(size - 1))
 
 
 def _decoded(tokenizer: TokenText, text: str) -> Search:
