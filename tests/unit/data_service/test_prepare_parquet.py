@@ -85,27 +85,28 @@ def test_parquet_without_rows_gives_no_documents(tmp_path):
     assert found_in(write_file(tmp_path, "a.parquet", parquet_bytes({"text": pa.array([], pa.string())}))) == []
 
 
-def test_parquet_cut_at_any_byte_is_an_error_that_names_the_byte(tmp_path):
+def test_parquet_cut_at_any_byte_is_an_error(tmp_path):
     data = parquet_bytes({"text": [f"text {number}" * 9 for number in range(60)]}, row_group_size=20)
     for stop in {*range(0, len(data), 37), len(data) - 1, 1, 4}:
-        with pytest.raises(CorruptInput, match=r"a\.parquet, byte \d+: expected a whole parquet file") as error:
+        with pytest.raises(CorruptInput, match=r"a\.parquet, .*: expected a whole parquet file") as error:
             found_in(write_file(tmp_path, "a.parquet", data[:stop]))
         assert "\n" not in str(error.value)
 
 
-def test_parquet_with_any_flipped_bit_is_an_error_or_has_as_many_documents(tmp_path):
-    """Case 5: pages carry checksums here; at a damaged page header pyarrow itself ends early and raises nothing."""
+def test_parquet_with_any_flipped_bit_is_an_error_or_has_the_same_documents(tmp_path):
+    """Case 5: pages carry checksums here; bits of what is not read (statistics) may flip.
+
+    At some damages pyarrow itself would end a row group early without an error, or end the process.
+    """
     texts = [f"text {number}" * 9 for number in range(60)]
     data = parquet_bytes({"text": texts}, row_group_size=20, write_page_checksum=True)
-    footer = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     chance, num_errors = random.Random(0), 0
-    for _ in range(400):
+    for _ in range(600):
         damaged = bytearray(data)
-        damaged[chance.randrange(footer)] ^= 1 << chance.randrange(8)
-        source = source_of(write_file(tmp_path, "a.parquet", damaged))
+        damaged[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         try:
-            assert len(list(source.documents())) == len(texts)
-        except CorruptInput as error:
+            assert [text for _, text in found_in(write_file(tmp_path, "a.parquet", damaged))] == texts
+        except PhalanxError as error:  # a footer may also name another column, or none of text
             num_errors += 1
-            assert "\n" not in str(error)
+            assert "a.parquet" in str(error) and "\n" not in str(error)
     assert num_errors > 200

@@ -132,13 +132,13 @@ def test_tar_cut_at_any_byte_is_an_error_that_names_the_byte(tmp_path, form, suf
     for stop in stops:
         if stop < min(end, len(data)):
             error = error_of(tmp_path, data[:stop], f"a.tar{suffix}")
-            assert isinstance(error, CorruptInput) and error.offset <= stop and f"byte {error.offset}: " in str(error)
+            assert isinstance(error, CorruptInput) and error.place <= stop and f"byte {error.place}: " in str(error)
 
 
 def test_tar_cut_as_packed_data_that_is_whole_names_the_byte_in_the_tar(tmp_path):
     cut = tar_bytes(SAMPLES)[: 3 * 1024]
     error = error_of(tmp_path, gzip.compress(cut), "a.tar.gz")
-    assert error.offset == 3072 and "expected a whole tar, but it ends there" in str(error)
+    assert error.place == 3072 and "expected a whole tar, but it ends there" in str(error)
 
 
 @pytest.mark.parametrize("offset", [0, 1024, 2048 + 512])

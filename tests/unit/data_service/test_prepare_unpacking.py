@@ -24,7 +24,7 @@ def test_packed_file_cut_at_any_byte_is_an_error_that_names_the_byte(tmp_path, s
             CorruptInput, match=rf"a\.jsonl{suffix}, byte \d+: expected a whole (gzip|Zstandard) file"
         ) as error:
             found_in(file)
-        assert error.value.offset == stop and "\n" not in str(error.value)
+        assert error.value.place == stop and "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])

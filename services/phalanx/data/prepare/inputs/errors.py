@@ -6,12 +6,12 @@ from phalanx.core.errors import PhalanxError
 
 
 class CorruptInput(PhalanxError):
-    """A damaged or cut input file; the message names the file and the byte offset."""
+    """A damaged or cut input file; the message names the file and the place: a byte offset, or a part of the file."""
 
-    def __init__(self, location: str, offset: int, *, expected: str, found: str) -> None:
-        self.location, self.offset = location, offset
+    def __init__(self, location: str, place: int | str, *, expected: str, found: str) -> None:
+        self.location, self.place = location, place
         super().__init__(
-            f"{location}, byte {offset}",
+            f"{location}, {f'byte {place}' if isinstance(place, int) else place}",
             expected=f"{expected}, {found}",
             remedy="copy the file again, or leave it out of the input",
         )

@@ -2,7 +2,8 @@
 
 Both formats are sequences of frames, each with its own end mark and (always for gzip, often for Zstandard) a checksum;
 what one frame leaves over begins the next. A file that ends inside a frame, or holds anything that is no frame (zeros
-behind the last gzip frame are padding), is corrupt. Sources: RFC 1952 (2.2), RFC 8878 (3.1).
+behind the last gzip frame are padding), is corrupt. Only a file of several frames that was cut between two of them
+looks whole: nothing in it says that more should follow. Sources: RFC 1952 (2.2), RFC 8878 (3.1).
 """
 
 from __future__ import annotations
