@@ -114,7 +114,7 @@ def data_process(folder: Path, **options: Any) -> Iterator[DataProcess]:
             service.kill()
 
 
-def register_job(storage: str, train: str, name: str = "tiny", **options: Any) -> Job:
+def register_job(storage: str, train: str | None, name: str = "tiny", **options: Any) -> Job:
     """A job in the cluster's registry, as train leaves it there; its own objects lie in the same store."""
     tables = job_tables(storage, train, name, **options)
     Registry(open_store(storage)).create_job(RegisteredJob("default", name, storage, tables, f"submit-{name}", "ada"))

@@ -72,17 +72,19 @@ def write_dataset(url: str, *, num_shards: int = 6, seed: int = 1, held_out: boo
 
 def job_tables(
     storage: str,
-    train: str,
+    train: str | None,
     name: str = "tiny",
     *,
     steps: int = 10,
     more: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """The tables of a small job file: sequences of 16 tokens, batches of 4. more: keys by section."""
+    """The tables of a small job file: sequences of 16 tokens, batches of 4. train: None where `more`, keys by section,
+    names sources.
+    """
     tables: dict[str, dict[str, Any]] = {
         "job": {"name": name, "storage": storage},
         "model": {"preset": "tiny"},
-        "data": {"train": train, "shuffle_block_shards": 2},
+        "data": {"shuffle_block_shards": 2, **({} if train is None else {"train": train})},
         "training": {"seq_len": 16, "steps": steps, "global_batch_size": 4},
         "optimizer": {"lr": 1e-3},
         "parallel": {"local_batch_size": 2},

@@ -84,6 +84,26 @@ def test_plan_over_the_wire_is_that_of_storage(service, new_job):
         assert client.reading_plan(name, 1, 5, 3).horizon_step == 8
 
 
+def test_change_of_weights_over_the_wire_is_in_the_next_plan_and_counts_once(service, data):
+    other = write_dataset(f"file://{service.folder}/other", seed=2)
+    sources = {"web": {"url": f"{data}/train", "weight": 3}, "code": {"url": f"{other}/train", "weight": 1}}
+    job = register_job(service.storage, None, "mixed", more={"data": {"sources": sources}})
+    open_attempt(job)
+    name = "projects/default/jobs/mixed"
+    with service.client(Role.OPERATOR) as client, service.gang("mixed") as gang:
+        assert gang.reading_plan(name, 1, 0).mixture == ()
+        assert client.change_mixture(name, {"code": "1/2"}, "one") == 1
+        assert client.change_mixture(name, {"code": "1/2"}, "one") == 1
+        plan = gang.reading_plan(name, 1, 16)
+        assert [(each.position, each.weights) for each in plan.mixture] == [(16 * 4, (("code", "1/2"),))]
+        for weights, told in (({"books": "1"}, "one of the job's sources"), ({"web": "x"}, "a number of 0 or more")):
+            with pytest.raises(PhalanxError, match=told):
+                client.change_mixture(name, weights)
+        for denied in (gang, service.client(Role.VIEWER)):
+            with pytest.raises(Denied):
+                denied.change_mixture(name, {"code": "1"})
+
+
 def test_plan_of_a_superseded_attempt_is_refused_as_such(service, new_job):
     job, name, uid = new_job
     with service.gang(uid) as client:

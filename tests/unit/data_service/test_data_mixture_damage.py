@@ -41,9 +41,8 @@ class Bench:
         self.folder = folder
         for seed, name in enumerate(("code", "web"), 1):
             write_dataset(f"file://{folder}/{name}", num_shards=4 + seed, seed=seed)
-        tables = job_tables(f"file://{folder}/store", "", steps=STEPS, more={"recovery": {"on_bad_shard": "skip"}})
+        tables = job_tables(f"file://{folder}/store", None, steps=STEPS, more={"recovery": {"on_bad_shard": "skip"}})
         tables["recovery"]["bad_shard_budget"] = 1.0
-        del tables["data"]["train"]
         tables["data"]["sources"] = {
             "web": {"url": f"file://{folder}/web/train", "weight": 3},
             "code": {"url": f"file://{folder}/code/train", "weight": 1},
