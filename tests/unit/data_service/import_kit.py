@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,3 +66,53 @@ def imported(source: Path | str, out: Path, given: ImportSettings, workers: int 
 def files_below(folder: Path) -> dict[str, bytes]:
     """Every file's bytes, by relative path."""
     return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def rows_of(num_rows: int, longest: int = 60, seed: int = 3) -> list[NDArray[np.int64]]:
+    """Rows of random ids, each ending with EOS."""
+    generator = np.random.default_rng(seed)
+    rows = [generator.integers(8, 50_000, int(length)) for length in generator.integers(1, longest, num_rows)]
+    return [np.append(row[:-1], EOS) for row in rows]
+
+
+def write_mds(folder: Path, rows: Sequence[NDArray[np.int64]], rows_a_shard: int = 20, **shard_fields: object) -> None:
+    """An MDS dataset with one column `tokens` of int32."""
+    folder.mkdir(parents=True)
+    shards = []
+    for first in range(0, len(rows), rows_a_shard):
+        samples = [_mds_sample(row.astype("<i4")) for row in rows[first : first + rows_a_shard]]
+        head = 4 * (len(samples) + 2)
+        offsets = head + np.cumsum([0, *map(len, samples)])
+        data = np.array([len(samples), *offsets], "<u4").tobytes() + b"".join(samples)
+        name = f"shard.{len(shards):05d}.mds"
+        (folder / name).write_bytes(data)
+        raw = {"basename": name, "bytes": len(data), "hashes": {"sha1": hashlib.sha1(data).hexdigest()}}
+        columns = {"column_names": ["tokens"], "column_encodings": ["ndarray:int32"], "column_sizes": [None]}
+        shard = {**columns, "compression": None, "format": "mds", "hashes": ["sha1"], "raw_data": raw}
+        shards.append({**shard, "samples": len(samples), "version": 2, "zip_data": None, **shard_fields})
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": shards}))
+
+
+def _mds_sample(row: NDArray[np.integer]) -> bytes:
+    value = bytes([1 << 2 | 2]) + np.array([len(row)], "<u4").tobytes() + row.tobytes()
+    return np.array([len(value)], "<u4").tobytes() + value
+
+
+def write_megatron(
+    prefix: Path,
+    rows: Sequence[NDArray[np.integer]],
+    *,
+    code: int = 8,
+    dtype: str = "<u2",
+    version: int = 1,
+    bounds: Sequence[int] | None = None,
+) -> None:
+    """A Megatron dataset; each row is a sequence, and a document unless `bounds` says otherwise."""
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    lengths = np.array([len(row) for row in rows], "<i4")
+    item = np.dtype(dtype).itemsize
+    offsets = np.concatenate([[0], np.cumsum(lengths)])[:-1].astype("<i8") * item
+    documents = np.array(range(len(rows) + 1) if bounds is None else bounds, "<i8")
+    head = struct.pack("<9sQBQQ", b"MMIDIDX\x00\x00", version, code, len(rows), len(documents))
+    prefix.with_suffix(".idx").write_bytes(head + lengths.tobytes() + offsets.tobytes() + documents.tobytes())
+    prefix.with_suffix(".bin").write_bytes(b"".join(row.astype(dtype).tobytes() for row in rows))

@@ -14,6 +14,7 @@ from typing import Any
 
 from phalanx.core.errors import PhalanxError
 from phalanx.data.importing.claim import check_claim, claim
+from phalanx.data.importing.errors import BadTokens
 from phalanx.data.importing.files import Files
 from phalanx.data.importing.making import ChunkMaker
 from phalanx.data.importing.settings import ImportSettings, recipe_of
@@ -120,11 +121,18 @@ def _begin(inputs: Sequence[str], out: ObjectStore, settings: ImportSettings) ->
     if finished is not None:
         delete_chunks(out)
         return _Begun(source, files, facts, recipe, finished)
-    next(source.rows(files, 0, facts.vocab_size, is_head=True), None)  # raises where the first ids are none
+    _check_first_ids(source, files, facts.vocab_size)
     claim(out, recipe, source)
     if tokenizer is not None:
         create_same(out, TOKENIZER_KEY, tokenizer)
     return _Begun(source, files, facts, recipe)
+
+
+def _check_first_ids(source: TokenSource, files: Files, vocab_size: int) -> None:
+    """Raises BadTokens where the first ids are none of the vocabulary, or there is no id at all."""
+    numbers = range(len(source.pieces))
+    if not any(len(rows.tokens) for number in numbers for rows in source.rows(files, number, vocab_size)):
+        raise BadTokens(files.shown(source.pieces[0].path), expected="tokens", remedy="it is empty: name another input")
 
 
 def _make(
