@@ -43,9 +43,8 @@ def main() -> None:
                 pass
             found.append(pss_mb())
             print(f"epoch {epoch + 1}: {found[-1]:.0f} MB", flush=True)
-    print(
-        f"epochs 2 to {options.epochs}: {min(found[1:]):.0f} to {max(found[1:]):.0f} MB, spread {max(found[1:]) / min(found[1:]) - 1:.1%}"
-    )
+    low, high = min(found[1:]), max(found[1:])
+    print(f"epochs 2 to {options.epochs}: {low:.0f} to {high:.0f} MB, spread {high / low - 1:.1%}")
 
 
 if __name__ == "__main__":

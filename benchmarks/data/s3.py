@@ -4,7 +4,8 @@ Raw: the same tars in ranges of 8 MiB, 8 in flight, through obstore (as `phalanx
 one epoch, 16 x 2048 a batch, by a new reader in one process, without and with an (empty) cache of the node. Rounds are
 interleaved, medians are printed, MB are of the tars.
 
-python benchmarks/data/s3.py ENDPOINT FOLDER [--shards 4] [--rounds 5]     (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY set)
+python benchmarks/data/s3.py ENDPOINT FOLDER [--shards 12] [--rounds 5]
+(AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY set)
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("endpoint")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--shards", type=int, default=4)
+    parser.add_argument("--shards", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

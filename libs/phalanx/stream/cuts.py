@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from phalanx.stream.order import Order
@@ -35,6 +36,15 @@ class WindowCut:
     segments: SegmentColumns
     num_inputs: int
     range_of: Int64
+
+    def rows(self, gathered: NDArray[np.unsignedinteger], num_slots: int) -> NDArray[np.unsignedinteger] | None:
+        """The rows [num_slots, seq_len + 1] of all slots without a copy, where these windows follow each other in them;
+        None elsewhere. The last token of a row is the first of the next, in the same memory.
+        """
+        is_run = len(self.slots) == num_slots and not self.needs_token[:-1].any() and self.needs_token[-1]
+        if not is_run or (self.slots != np.arange(num_slots)).any():
+            return None
+        return sliding_window_view(gathered, self.seq_len + 1)[:: self.seq_len]
 
     def place(self, gathered: NDArray[np.unsignedinteger], tokens: NDArray[np.unsignedinteger]) -> None:
         """Writes the tokens of all segments into the slots' rows of `tokens` [n, seq_len + 1]."""

@@ -99,13 +99,15 @@ class MemberCache:
         deadline.
         """
         self._reading = reading = self._reading + 1
-        known, parts = self._open[source], []
-        for key, offset, length in zip(
-            _keys(segments), segments.offset.tolist(), segments.length.tolist(), strict=True
-        ):
-            tokens, piece = known.get(key) or self._opened(source, key)
-            piece.used = reading
-            parts.append(tokens[offset : offset + length])
+        known, (keys, begins, ends) = self._open[source], _runs(segments)
+        try:
+            parts = [known[key][0][begin:end] for key, begin, end in zip(keys, begins, ends, strict=True)]
+        except KeyError:  # some are still to be waited for, or were let go meanwhile
+            found = ((known.get(key) or self._opened(source, key))[0] for key in keys)
+            parts = [tokens[begin:end] for tokens, begin, end in zip(found, begins, ends, strict=True)]
+        for key in set(keys):
+            if (kept := known.get(key)) is not None:
+                kept[1].used = reading
         return np.concatenate(parts)
 
     def _place(self, source: int, key: int) -> tuple[int, int]:
@@ -181,6 +183,16 @@ def _keys(segments: SegmentColumns) -> list[int]:
     """The member of each segment as one number."""
     keys: list[int] = (segments.shard << _MEMBER_BITS | segments.member).tolist()
     return keys
+
+
+def _runs(segments: SegmentColumns) -> tuple[list[int], list[int], list[int]]:
+    """Segments joined where one goes on in the next: member, first token in it, and the token behind the last."""
+    keys, begins = segments.shard << _MEMBER_BITS | segments.member, segments.offset
+    ends = begins + segments.length
+    is_new = np.ones(len(keys), bool)
+    is_new[1:] = (keys[1:] != keys[:-1]) | (begins[1:] != ends[:-1])
+    is_last = np.append(is_new[1:], True)
+    return keys[is_new].tolist(), begins[is_new].tolist(), ends[is_last].tolist()
 
 
 def _in_order(segments: SegmentColumns) -> Iterable[tuple[int, int]]:

@@ -18,11 +18,11 @@ IGNORED_TARGET = -100
 class PackedWindows:
     """n windows of S = seq_len tokens.
 
-    tokens: uint16 or uint32 [n, S + 1]; the last column is the token behind the window (0 where it is not read).
-    starts: int64 [m], sorted, places row x S + column at which a document, or the rest of one, begins; the first of
-    each row among them (without a document mask: only those). ignored: int64 [k], sorted, places whose target does not
-    count.
-    counts: bool [n], false for a row without any target, whose tokens are 0.
+    tokens: uint16 or uint32 [n, S + 1]; the last column is the token behind the window (0 where it is not read). Rows
+    may overlap in memory: write to copies only. starts: int64 [m], sorted, places row x S + column at which a document,
+    or the rest of one, begins; the first of each row among them (without a document mask: only those). ignored: int64
+    [k], sorted, places whose target does not count. counts: bool [n], false for a row without any target, whose tokens
+    are 0.
     """
 
     tokens: NDArray[np.unsignedinteger]

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 
 from phalanx.stream.segments import SegmentColumns, joined
 
+_AT_ONCE = 16
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReadRows:
@@ -97,5 +99,8 @@ def tokens_xxh3(tokens: NDArray[np.integer]) -> int:
 
 def digests_of(windows: NDArray[np.unsignedinteger]) -> NDArray[np.uint64]:
     """`tokens_xxh3` of each row of [n, S], uint64 [n]."""
-    wide = windows.astype("<u4", copy=False)
-    return np.array([xxhash.xxh3_64_intdigest(row.data) for row in wide], dtype=np.uint64)
+    digests: list[int] = []
+    for first in range(0, len(windows), _AT_ONCE):  # what was widened is still in the core's cache when it is read
+        wide = windows[first : first + _AT_ONCE].astype("<u4", copy=False)
+        digests.extend(xxhash.xxh3_64_intdigest(row.data) for row in wide)
+    return np.array(digests, dtype=np.uint64)

@@ -37,7 +37,7 @@ from phalanx.stream.view import View
 __all__ = ["DEFAULT_CACHE_BYTES", "IGNORED_TARGET", "ReadRows", "WindowBatch", "WindowReader", "tokens_xxh3"]
 
 DEFAULT_CACHE_BYTES = 256 << 20
-GROUP_TOKENS = 1 << 20
+GROUP_TOKENS = 1 << 19
 _PIECES_AT_LEAST = 16  # that the bound holds, so that letting one go frees a small part of it
 _LOG = logging.getLogger(__name__)
 
@@ -160,9 +160,7 @@ class MixtureReader:
             self._members.want(cut.source, cut.segments)
         for cut in cuts if self._ahead else ():
             self._ahead[cut.source].reached(int(cut.windows[-1]))
-        tokens = np.zeros((len(positions), self._seq_len + 1), self._dtype)
-        for cut in cuts:
-            cut.place(self._members.gather(cut.source, cut.segments), tokens)
+        tokens = self._tokens(cuts, len(positions))
         is_row = positions != SURPLUS
         counts = self._is_read(positions)
         left_out = [self._left_out(slot, int(positions[slot])) for slot in np.flatnonzero(is_row & ~counts).tolist()]
@@ -170,10 +168,21 @@ class MixtureReader:
             positions,
             is_row,
             counts.astype(np.float32),
-            digests_of(tokens[is_row, :-1]),
+            digests_of(tokens[:, :-1] if is_row.all() else tokens[is_row, :-1]),
             [*(cut.read() for cut in cuts), *left_out],
         )
         return WindowBatch(self._packed(tokens, counts, cuts), rows)
+
+    def _tokens(self, cuts: Sequence[WindowCut], num_slots: int) -> NDArray[np.unsignedinteger]:
+        """[num_slots, seq_len + 1], read-only where no copy was needed."""
+        gathered = [self._members.gather(cut.source, cut.segments) for cut in cuts]
+        rows = cuts[0].rows(gathered[0], num_slots) if len(cuts) == 1 else None
+        if rows is not None:
+            return rows
+        tokens = np.zeros((num_slots, self._seq_len + 1), self._dtype)
+        for cut, found in zip(cuts, gathered, strict=True):
+            cut.place(found, tokens)
+        return tokens
 
     def batches(self, batches: Iterable[Int64]) -> Iterator[WindowBatch]:
         """`read` of each of `batches`, several at a time, as many as GROUP_TOKENS allow: the work of a read that does
