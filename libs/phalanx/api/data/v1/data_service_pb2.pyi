@@ -365,7 +365,7 @@ class Damage(_message.Message):
     SOURCE_FIELD_NUMBER: _builtins.int
     WINDOWS_FIELD_NUMBER: _builtins.int
     shard: _builtins.str
-    """Key of the shard below its split."""
+    """Key of the shard below its split; `SOURCE/KEY` for a job of several sources."""
     why: _builtins.str
     """What is wrong, in one line."""
     action: Global___DamageAction.ValueType
@@ -654,7 +654,7 @@ class ReportDamageRequest(_message.Message):
     attempt: _builtins.int
     """The attempt that met the damage."""
     shard: _builtins.str
-    """Key of the shard below the training split."""
+    """Key of the shard below the training split; `SOURCE/KEY` for a job of several sources."""
     why: _builtins.str
     """What the reader saw, in one line."""
     step: _builtins.int
