@@ -5,8 +5,10 @@ nothing was lost.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import IO, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +16,8 @@ from numpy.typing import NDArray
 from phalanx.core.errors import PhalanxError
 from phalanx.objects import StorageSettings, fsspec_options
 from phalanx.stream.manifest import Split, tar_key
+
+_OF_URLS: Final = frozenset("?#")  # webdataset's opener takes a path with one of these for a URL with a query
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,18 +47,25 @@ def read_with_webdataset(
 
 
 def _samples(webdataset: Any, url: str, settings: StorageSettings | None) -> Iterator[Mapping[str, Any]]:
-    """Decoded samples of one tar: local files by webdataset's own opener, others as a stream that fsspec opens."""
-    if "://" not in url or url.startswith("file://"):
-        path = url.removeprefix("file://")
+    """Decoded samples of one tar: local files by webdataset's own opener, others as a stream."""
+    path = url.removeprefix("file://")
+    if "://" not in path and _OF_URLS.isdisjoint(path):
         yield from webdataset.WebDataset([path], shardshuffle=False).decode()
         return
-    import fsspec
-
-    with fsspec.open(url, "rb", **fsspec_options(url, settings)) as stream:
+    with _opened(path, settings) as stream:
         files = webdataset.tariterators.tar_file_expander([{"url": url, "stream": stream}])
         decode = webdataset.autodecode.Decoder([webdataset.autodecode.basichandlers])
         for sample in webdataset.tariterators.group_by_keys(files):
             yield decode(sample)
+
+
+def _opened(path: str, settings: StorageSettings | None) -> AbstractContextManager[IO[bytes]]:
+    if "://" not in path:
+        return Path(path).open("rb")
+    import fsspec
+
+    opened: AbstractContextManager[IO[bytes]] = fsspec.open(path, "rb", **fsspec_options(path, settings))
+    return opened
 
 
 def read_shard_with_webdataset(

@@ -9,6 +9,7 @@ from tokenizers import Tokenizer
 
 import phalanx.stream
 from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.data.webdataset_reading import read_with_webdataset
 from phalanx.objects import open_store
 from phalanx.objects.base import ScopedStore
 from phalanx.stream import DamagedShard, Documents, open_split
@@ -141,3 +142,11 @@ def test_byte_alphabet_is_that_of_the_library():
     from tokenizers.pre_tokenizers import ByteLevel
 
     assert set(byte_alphabet()) == set(ByteLevel.alphabet()) and sorted(byte_alphabet().values()) == list(range(256))
+
+
+@pytest.mark.parametrize("folder", ["a b", "v1.2_x", "br{1..3}ace", "with::colon", "ünï", "per%20cent", "q?x", "h#x"])
+def test_split_in_an_oddly_named_folder_is_read_and_by_plain_webdataset_too(tmp_path, tokenizer, folder):
+    url = write_dataset(tmp_path / folder / "d", TEXTS[:9], tokenizer)
+    documents = phalanx.stream.open(url)
+    assert [document.text for document in documents] == TEXTS[:9]
+    assert sum(len(member.bounds) for member in read_with_webdataset(url, documents.split)) == 9
