@@ -5,7 +5,7 @@ every few seconds elsewhere; then a table of what came out.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -111,6 +111,13 @@ def print_report(console: Console, report: PrepareReport) -> None:
             console.print(f"{count:,} {name.replace('_', ' ')}{shown}", markup=False, highlight=False, soft_wrap=True)
     if report.held_out is None:
         console.print("no document fell into the held-out split: raise --held-out-fraction if you want one")
+
+
+def print_left_out(console: Console, left_out: Mapping[str, int]) -> None:
+    """Says how many files of the inputs' folders are of no kind that is read, so that none is missed unsaid."""
+    if left_out:
+        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in left_out.items())
+        console.print(f"files left out: {kinds}", markup=False, highlight=False, soft_wrap=True)
 
 
 def print_part(console: Console, report: PartReport) -> None:

@@ -70,7 +70,7 @@ def prepare(
     """Turn text into WebDataset shards with a tokenizer and two splits; started again after a kill, it continues."""
     from rich.console import Console
 
-    from phalanx.cli.data_display import PrepareDisplay, print_part
+    from phalanx.cli.data_display import PrepareDisplay, print_left_out, print_part
     from phalanx.data.prepare import Fields, Lengths, Part, PrepareSettings, prepare_part, source_of
     from phalanx.data.prepare import engine as engine_of
     from phalanx.data.prepare import prepare as run_preparation
@@ -82,6 +82,7 @@ def prepare(
     chosen = None if part is None else Part.parse(part)
     runs, store = engine_of(engine, workers, spark_master), open_store(out)
     source = source_of(inputs, Fields(text_field, id_field))
+    print_left_out(Console(stderr=True), source.left_out)
     with PrepareDisplay(Console(stderr=True)) as display:
         if chosen is not None:
             made = prepare_part(source, store, settings, chosen, display.observe, runs)

@@ -71,9 +71,12 @@ def clean(document: RawDocument, counts: Counter[str], lengths: Lengths = ANY_LE
         return None
     mended = text.removeprefix("\ufeff")
     counts[BYTE_ORDER_MARK] += mended != text
-    counts[CRLF] += "\r\n" in mended
-    counts[NUL] += "\0" in mended
-    mended = mended.replace("\r\n", "\n").replace("\0", "")
+    if "\r\n" in mended:
+        counts[CRLF] += 1
+        mended = mended.replace("\r\n", "\n")
+    if "\0" in mended:
+        counts[NUL] += 1
+        mended = mended.replace("\0", "")
     unfit = _unfit(mended, lengths)
     if unfit:
         counts[unfit] += 1
