@@ -18,15 +18,18 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from phalanx.core.digest import sha256
 from phalanx.core.errors import OutsideError, PhalanxError
-from phalanx.objects import ObjectExists, ObjectStore, open_store
+from phalanx.objects import ObjectStore
+from phalanx.objects.leftovers import sweep, temporary_name
 
 CHUNK_BYTES = 8 << 20
 LOCK_WAIT_S, _POLL_S = 30.0, 0.02
-KEPT_FILES = 8
+KEPT_FILES, _SWEPT_ENTRIES = 8, 1000
+_READS_AT_ONCE = 4
 _SUFFIX = ".object"
 _UNUSABLE = (OSError, PhalanxError, OutsideError)
 _LOG = logging.getLogger(__name__)
@@ -82,11 +85,11 @@ def _fetch_once(
             return found
         chunks = _fetched(store, key, num_bytes, digest)
         try:
-            _replace(path, chunks)
+            _put(path, chunks)
             _evict(path)
         except _UNUSABLE as error:
             _warn(path, error)
-        found = _mapped(path, num_bytes, digest)
+        found = _map(path, num_bytes)
         return b"".join(chunks) if found is None else found
 
 
@@ -109,6 +112,11 @@ def _make_private(folder: Path) -> None:
 
 def _mapped(path: Path, num_bytes: int, digest: str) -> memoryview | None:
     """The file's bytes; None where it can't be opened or is not what it should be."""
+    mapped = _map(path, num_bytes)
+    return mapped if mapped is not None and sha256(mapped) == digest else None
+
+
+def _map(path: Path, num_bytes: int) -> memoryview | None:
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -116,36 +124,46 @@ def _mapped(path: Path, num_bytes: int, digest: str) -> memoryview | None:
     try:
         if os.fstat(file).st_size != num_bytes or not num_bytes:
             return None
-        mapped = memoryview(mmap.mmap(file, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ))
+        return memoryview(mmap.mmap(file, num_bytes, mmap.MAP_SHARED, mmap.PROT_READ))
     finally:
         os.close(file)
-    return mapped if sha256(mapped) == digest else None
 
 
 def _fetched(store: ObjectStore, key: str, num_bytes: int, digest: str) -> list[bytes]:
-    """The object in chunks; fetched once more where its bytes are wrong."""
+    """The object in chunks, several at once; fetched once more where its bytes are wrong."""
+
+    def read(start: int) -> bytes:
+        return store.read(key, start, min(CHUNK_BYTES, num_bytes - start))
+
     for _ in range(2):
         if store.info(key).num_bytes != num_bytes:
             continue
-        starts = range(0, num_bytes, CHUNK_BYTES)
-        chunks = [store.read(key, start, min(CHUNK_BYTES, num_bytes - start)) for start in starts]
-        whole = hashlib.sha256()
-        for chunk in chunks:
-            whole.update(chunk)
+        whole, chunks = hashlib.sha256(), []
+        with ThreadPoolExecutor(_READS_AT_ONCE, thread_name_prefix="phalanx-table") as threads:
+            for chunk in threads.map(read, range(0, num_bytes, CHUNK_BYTES)):
+                whole.update(chunk)
+                chunks.append(chunk)
         if f"sha256:{whole.hexdigest()}" == digest:
             return chunks
     raise _damaged(store, key, num_bytes, digest)
 
 
-def _replace(path: Path, chunks: list[bytes]) -> None:
-    """Creates the file; one that is there is damaged, or was just made by a process that waited no longer."""
-    store = open_store(f"file://{path.parent}")
-    if path.exists():
-        path.unlink()
-    with contextlib.suppress(ObjectExists), store.writer(path.name) as writer:
+def _put(path: Path, chunks: list[bytes]) -> None:
+    """Creates the file at once, or puts it in the place of a damaged one. It is not synced: what a power failure leaves
+    of it is found by its digest.
+    """
+    sweep(path.parent, _SWEPT_ENTRIES)
+    temporary = path.parent / temporary_name()
+    file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
         for chunk in chunks:
-            writer.write(chunk)
-        writer.commit()
+            rest = memoryview(chunk)
+            while rest:
+                rest = rest[os.write(file, rest) :]
+        temporary.replace(path)
+    finally:
+        os.close(file)
+        temporary.unlink(missing_ok=True)
 
 
 def _evict(newest: Path) -> None:

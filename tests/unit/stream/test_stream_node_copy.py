@@ -140,20 +140,20 @@ KILLED = """
     store.create("table", data)
     die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
     if at == "fetching":
-        node_copy._replace = die
+        node_copy._put = die
     elif at == "writing":
         write = os.write
         os.write = lambda file, part: (write(file, part[:1000]), die())[0]
-    elif at == "linking":
-        os.link = die
-    elif at == "linked":
-        link = os.link
-        os.link = lambda *names: (link(*names), die())
+    elif at == "renaming":
+        Path.replace = die
+    elif at == "renamed":
+        replace = Path.replace
+        Path.replace = lambda *names: (replace(*names), die())
     node_copy.mapped_object(store, "table", len(data), sha256(data), folder)
 """
 
 
-@pytest.mark.parametrize("at", ["fetching", "writing", "linking", "linked"])
+@pytest.mark.parametrize("at", ["fetching", "writing", "renaming", "renamed"])
 def test_node_copy_killed_anywhere_the_next_start_works_and_leaves_one_file(tmp_path, at):
     """Case 9."""
     (tmp_path / "data").write_bytes(DATA)
@@ -163,7 +163,7 @@ def test_node_copy_killed_anywhere_the_next_start_works_and_leaves_one_file(tmp_
     store = remote()
     began = time.monotonic()
     assert get(store, folder) == DATA and time.monotonic() - began < 10
-    if at == "linked":
+    if at == "renamed":
         assert reads(store) == 0
         other = DATA + b"1"
         store.create("other", other)
