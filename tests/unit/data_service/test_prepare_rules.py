@@ -33,6 +33,33 @@ def test_clean_odd_text_follows_its_rule(text, kept, counted):
     assert dict(+counts) == counted
 
 
+@pytest.mark.parametrize(
+    ("bounds", "kept"),
+    [
+        ((None, None), ["éé\n", "ééé\n", "éééé\n"]),
+        ((4, None), ["ééé\n", "éééé\n"]),
+        ((None, 4), ["éé\n", "ééé\n"]),
+        ((4, 4), ["ééé\n"]),
+    ],
+)
+def test_clean_lengths_count_characters_of_the_mended_text_bounds_included(bounds, kept):
+    """Code points, not bytes; CRLF, NULs and the byte-order mark are mended before."""
+    counts = Counter()
+    texts = ["\ufeffé\0é\r\n", "ééé\n", "éééé\r\n", "  \n"]
+    cleaned = [rules.clean(RawDocument("id", text, 1), counts, rules.Lengths(*bounds)) for text in texts]
+    assert [text.decode() for text in cleaned if text] == kept
+    short, long = 4 if bounds[0] else 3, 4 if bounds[1] else 9
+    assert counts[rules.TOO_SHORT] == sum(length < short for length in (3, 4, 5))
+    assert counts[rules.TOO_LONG] == sum(length > long for length in (3, 4, 5)) and counts[rules.EMPTY] == 1
+
+
+@pytest.mark.parametrize("bounds", [(0, None), (None, 0), (-5, 10), (11, 10)])
+def test_lengths_that_no_document_can_have_are_one_line_errors(bounds):
+    with pytest.raises(PhalanxError, match=r"--m(in|ax)-chars is -?\d+: expected") as error:
+        rules.Lengths(*bounds).check()
+    assert "\n" not in str(error.value)
+
+
 def test_source_folder_is_read_in_path_order_without_hidden_and_foreign_files(tmp_path):
     for name in ("b/x.py", "a.txt", "B.txt", "c.bin", ".git/config.txt", "b/.hidden.txt", "b/v1.2_doc.json"):
         (tmp_path / name).parent.mkdir(exist_ok=True)

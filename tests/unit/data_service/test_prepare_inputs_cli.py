@@ -1,0 +1,81 @@
+"""Inputs through the whole command: the same dataset from a disk and a bucket, and damage as one line."""
+
+import json
+
+import pytest
+from corpus_builders import json_lines, packed, parquet_bytes, tar_bytes, write_corpus, write_file
+from typer import Typer
+
+from phalanx.cli import data
+from phalanx.cli.errors import run_reporting_errors
+from phalanx.objects import open_store
+
+TEXTS = [f"{number} the line holds when one falls " * (number % 9 + 1) for number in range(120)]
+
+
+@pytest.fixture
+def prepare(monkeypatch, capsys):
+    """Runs the command; gives exit code, standard output and standard error."""
+
+    def run(*arguments):
+        app = Typer()
+        data.register(app)
+        app.callback()(lambda: None)
+        options = ("--vocab-size", "300", "--workers", "1")
+        monkeypatch.setattr("sys.argv", ["phalanx", "data", "prepare", *map(str, arguments), *options])
+        code = run_reporting_errors(app)
+        captured = capsys.readouterr()
+        return code, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """One file of each kind, below names that are sorted."""
+    folder = tmp_path / "corpus"
+    texts = [TEXTS[start : start + 30] for start in range(0, 120, 30)]
+    write_corpus(folder / "a", 20)
+    write_file(folder, "b.jsonl.gz", packed(".gz", json_lines([{"text": text} for text in texts[0]])))
+    write_file(folder, "c.jsonl.zst", packed(".zst", json_lines([{"text": text} for text in texts[1]])))
+    write_file(folder, "d.parquet", parquet_bytes({"text": texts[2]}))
+    write_file(folder, "e.tar", tar_bytes([(f"{n}.txt", text.encode()) for n, text in enumerate(texts[3])]))
+    write_file(folder, "f.bin", b"other")
+    return folder
+
+
+def test_prepare_from_a_bucket_gives_the_dataset_of_the_same_files_on_a_disk(corpus, tmp_path, s3_prefix, prepare):
+    store = open_store(s3_prefix)
+    for file in corpus.rglob("*"):
+        if file.is_file():
+            store.create(file.relative_to(corpus).as_posix(), file.read_bytes())
+    there = prepare(s3_prefix, "--out", f"file://{tmp_path}/there", "--json")
+    here = prepare(corpus, "--out", f"file://{tmp_path}/here", "--json")
+    assert here[0] == there[0] == 0
+    objects = [{info.key for info in open_store(f"file://{tmp_path}/{name}").list()} for name in ("here", "there")]
+    manifests = [(tmp_path / name / "train/manifest.json").read_bytes() for name in ("here", "there")]
+    assert manifests[0] == manifests[1] and objects[0] == objects[1]
+    assert "files left out: 1 .bin" in here[2] and "files left out: 1 .bin" in there[2]
+
+
+def test_prepare_with_chosen_fields_and_lengths_reports_what_it_left_out(tmp_path, prepare):
+    records = [{"body": {"raw": text}, "url": f"u{number}"} for number, text in enumerate(TEXTS)]
+    records += [{"body": {"raw": "short"}, "url": "s"}, {"body": {"raw": "x" * 5000}}, {"body": {}}]
+    file = write_file(tmp_path, "a.jsonl", json_lines(records) + b"{broken\n")
+    options = ("--text-field", "body.raw", "--id-field", "url", "--min-chars", "20", "--max-chars", "4000")
+    code, output, _ = prepare(file, "--out", f"file://{tmp_path}/out", *options, "--json")
+    assert code == 0
+    counts = json.loads(output)["counts"]
+    names = ("too_short", "too_long", "records_without_text", "broken_records", "records_without_id")
+    assert [counts[name] for name in names] == [1, 1, 1, 1, 0]
+
+
+@pytest.mark.parametrize("name", ["b.jsonl.gz", "c.jsonl.zst", "d.parquet", "e.tar"])
+def test_prepare_with_a_cut_file_exits_2_with_one_line_that_names_it(corpus, tmp_path, name, prepare):
+    file = corpus / name
+    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2 + 9])
+    code, output, errors = prepare(corpus, "--out", f"file://{tmp_path}/out")
+    lines = [line for line in errors.splitlines() if not line.startswith("files left out")]
+    assert code == 2 and not output and len(lines) == 1
+    assert f"{file}, byte" in lines[0] and "expected a whole" in lines[0]
+    assert not (tmp_path / "out/train/manifest.json").exists()
