@@ -75,7 +75,7 @@ class TarStream:
 
     def _extend(self, info: tarfile.TarInfo, offset: int) -> None:
         """Takes in a header that says more about the next member."""
-        if info.size > _HEADER_LIMIT_BYTES:
+        if not 0 <= info.size <= _HEADER_LIMIT_BYTES:
             raise self._corrupt(offset, f"but an extended header of {info.size} bytes is there")
         data = self._take(info.size)
         self._skip(_padded(info.size) - info.size)
@@ -99,7 +99,7 @@ class TarStream:
     def _size(self, extended: dict[str, str], info: tarfile.TarInfo, offset: int) -> int:
         given = extended.get("size", str(info.size))
         sparse = info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse.") for key in extended)
-        if sparse or not given.isdecimal():
+        if sparse or not given.isdecimal() or len(given) > _LONGEST_NUMBER:
             raise self._corrupt(offset, "but a sparse member or one without a size is there")
         return int(given)
 
