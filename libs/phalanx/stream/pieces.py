@@ -23,7 +23,7 @@ from phalanx.stream.node_cache import NodeCache
 from phalanx.stream.recent import Recent
 from phalanx.stream.shards import MalformedShard, ShardIndex
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 4 << 20
 _CUTS = 256
 _WRONG_DIGEST = "its bytes do not have the digest that the index gives"
 Tokens = NDArray[np.unsignedinteger]

@@ -35,6 +35,7 @@ from phalanx.spec.changes import require_forkable
 from phalanx.spec.job import plain
 from phalanx.spec.unbuilt import refuse_unbuilt
 from phalanx.stream.manifest import Split, open_split
+from phalanx.trainer.caching import node_cache
 from phalanx.trainer.code import code_digest
 from phalanx.trainer.forking import forked_mixture
 from phalanx.trainer.mixing import JobReading, sources_of, training_splits
@@ -83,6 +84,7 @@ def prepare(job: Job, world_size: int, *, is_first: bool = True, origin: Origin 
         require_forkable(origin.job, job)
     _check_manifest_fits(layout)
     splits = training_splits(job)
+    node_cache(job, splits.values())
     split = next(iter(splits.values()))
     _check_held_out(job, split)
     _check_vocabulary(job, split)
