@@ -1,14 +1,17 @@
 """What tokens say: their bytes and text, by a tokenizer.json.
 
 Of a byte-level tokenizer (as in GPT-2, Llama 3, and those that `phalanx data prepare` trains) each token is a fixed
-string of bytes, so any run of tokens has exact bytes, and text can be found in tokens without decoding them all. Any
-other tokenizer is asked document by document. Special tokens, such as the end of text, say nothing.
+string of bytes, so any run of tokens has exact bytes, and text can be found in tokens without decoding them all. So it
+is with byte fallback (as in Llama 2), but for one space at the beginning of a document. Any other tokenizer is asked
+document by document. Special tokens, such as the end of text, say nothing.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -20,6 +23,7 @@ from phalanx.core.errors import OutsideError
 from phalanx.objects import ObjectMissing, ObjectStore, StorageSettings, open_store
 
 TOKENIZER_KEY = "tokenizer.json"
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -44,18 +48,30 @@ class TokenText:
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether each token is a fixed string of bytes."""
+        """Whether the text of any tokens is their bytes."""
         return _is_byte_level(self._file.get("decoder"))
+
+    @property
+    def has_fixed_bytes(self) -> bool:
+        """Whether each token is a fixed string of bytes."""
+        return self.is_byte_level or _fallback_of(self._file.get("decoder")) is not None
+
+    @property
+    def strips_first_space(self) -> bool:
+        """Whether a space at the beginning of a run of tokens is not part of its text."""
+        fallback = _fallback_of(self._file.get("decoder"))
+        return fallback is not None and fallback.strips
 
     @cached_property
     def token_bytes(self) -> list[bytes]:
-        """The bytes of each token by id, empty for special and unused ids; only of a byte-level tokenizer."""
-        assert self.is_byte_level
+        """The bytes of each token by id, empty for special and unused ids; only where they are fixed."""
+        assert self.has_fixed_bytes
         alphabet, tokens, special = byte_alphabet(), self._vocabulary, _special_ids(self._file)
+        fallback = _fallback_of(self._file.get("decoder"))
         table = [b""] * (max(tokens.values(), default=-1) + 1)
         for token, number in tokens.items():
             if number not in special:
-                table[number] = _bytes_of(token, alphabet)
+                table[number] = _bytes_of(token, alphabet) if fallback is None else fallback.bytes_of(token)
         return table
 
     def decode(self, tokens: NDArray[np.integer[Any]] | Sequence[int]) -> str:
@@ -127,6 +143,38 @@ def _is_byte_level(decoder: Mapping[str, Any] | None) -> bool:
         inner = decoder.get("decoders") or []
         return len(inner) == 1 and _is_byte_level(inner[0])
     return decoder.get("type") == "ByteLevel"
+
+
+@dataclass(frozen=True, slots=True)
+class _Fallback:
+    """A decoder with byte fallback. replaced: strings of tokens and what they stand for, in order; strips: whether one
+    space at the beginning goes.
+    """
+
+    replaced: tuple[tuple[str, str], ...]
+    strips: bool
+
+    def bytes_of(self, token: str) -> bytes:
+        """A token's bytes."""
+        for before, after in self.replaced:
+            token = token.replace(before, after)
+        match = _BYTE.fullmatch(token)
+        return bytes([int(match[1], 16)]) if match else token.encode(errors="surrogatepass")
+
+
+def _fallback_of(decoder: Mapping[str, Any] | None) -> _Fallback | None:
+    """What a decoder is if it has byte fallback and nothing that is not understood here, else None."""
+    if decoder is None or decoder.get("type") != "Sequence":
+        return None
+    replaced, strips, kinds = [], False, []
+    for step in decoder.get("decoders") or []:
+        kinds.append(step.get("type"))
+        if step.get("type") == "Replace" and isinstance(step.get("pattern", {}).get("String"), str):
+            replaced.append((step["pattern"]["String"], step["content"]))
+        elif step == {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
+            strips = True
+    known = ["Replace"] * len(replaced) + ["ByteFallback", "Fuse"] + ["Strip"] * strips
+    return _Fallback(tuple(replaced), strips) if kinds == known else None
 
 
 def _bytes_of(token: str, alphabet: Mapping[str, int]) -> bytes:

@@ -54,7 +54,7 @@ def find_text(store: ObjectStore, split: Split, tokenizer: TokenText, text: str)
     needle = _checked(text)
     indices = ShardIndices(store, split, capacity=2 * THREADS)
     pieces = SplitPieces(store, split, indices)
-    search = _spelt(split, tokenizer, needle, pieces) if tokenizer.is_byte_level else _decoded(tokenizer, text)
+    search = _spelt(split, tokenizer, needle, pieces) if tokenizer.has_fixed_bytes else _decoded(tokenizer, text)
 
     def look(shard: int, piece: int) -> list[TextMatch]:
         members = pieces.cut(shard).members(piece)
@@ -132,7 +132,24 @@ def _spelt(split: Split, tokenizer: TokenText, needle: bytes, pieces: SplitPiece
             tokens_in = found[whole][firsts, 0] - starts
             yield from zip(numbers.tolist(), tokens_in.tolist(), counts.tolist(), strict=True)
 
-    return search
+    # A text that begins with a space may lie over the one that is not part of the document: only decoding tells.
+    return _confirmed(search, tokenizer, needle) if tokenizer.strips_first_space and needle[:1] == b" " else search
+
+
+def _confirmed(search: Search, tokenizer: TokenText, needle: bytes) -> Search:
+    """The same search without what begins in the space that a document loses at its beginning."""
+    text = needle.decode()
+
+    def confirmed(members: list[Tokens], ends: NDArray[np.int64]) -> Iterator[tuple[int, int | None, int]]:
+        tokens, starts = np.concatenate(members), np.concatenate([[0], ends])
+        for number, token, count in search(members, ends):
+            if token == 0:
+                said = tokenizer.decode(tokens[starts[number] : ends[number]])
+                count = said.count(text)
+            if count:
+                yield number, token, count
+
+    return confirmed
 
 
 def _known(tokens: Tokens, size: int) -> Tokens:

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from split_kit import texts_of, tokenizer_bytes, write_dataset
+from tokenizers import Tokenizer, decoders, models, normalizers
 
 from phalanx.core.errors import PhalanxError
 from phalanx.data.spelling import Finder, Vocabulary
 from phalanx.data.text_search import find_text
 from phalanx.objects import open_store
-from phalanx.stream import DamagedShard, open_split
+from phalanx.stream import DamagedShard, Documents, open_split
 from phalanx.stream.token_text import TokenText
 
 TEXTS = texts_of(3, 80)
@@ -107,8 +108,6 @@ def test_text_in_damaged_tokens_is_an_error_and_no_false_answer(tmp_path):
 def test_text_of_a_tokenizer_without_fixed_bytes_is_found_by_decoding(tmp_path):
     import json
 
-    from tokenizers import Tokenizer
-
     vocabulary = {"[UNK]": 0, "<|endoftext|>": 1, "the": 2, "line": 3, "##s": 4, "hold": 5}
     file = {
         "version": "1.0",
@@ -133,3 +132,43 @@ def test_finder_of_a_long_text_in_a_large_vocabulary_takes_little_memory():
     text = b"".join(vocabulary[choose.randrange(1, 9000)] for _ in range(1500))
     spelling = Vocabulary(vocabulary).spelling(text)
     assert spelling.over.nbytes < 64 << 20
+
+
+@pytest.fixture(scope="module")
+def fallback_dataset(tmp_path_factory):
+    """A tokenizer as in Llama 2: words begin with a mark, unknown characters are bytes, one space goes at the start."""
+    pieces = ["<unk>", "<s>", "<|endoftext|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    pieces += sorted({*"▁abcdefghijklmnopqrstuvwxyz0123456789", "▁t", "th", "▁th", "he", "▁the", "▁l", "in"})
+    tokenizer = Tokenizer(
+        models.BPE({piece: number for number, piece in enumerate(pieces)},
+                   [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("▁", "l"), ("i", "n"), ("t", "h"), ("h", "e")],
+                   byte_fallback=True, unk_token="<unk>")
+    )  # fmt: skip
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.add_special_tokens(["<s>", "<|endoftext|>"])
+    data = tokenizer.to_str().encode()
+    url = write_dataset(tmp_path_factory.mktemp("fallback") / "d", TEXTS, data)
+    store = open_store(url)
+    return store, open_split(store), TokenText(data)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_text_is_found_exactly_with_byte_fallback_too(fallback_dataset, data):
+    text_of = fallback_dataset[2]
+    assert text_of.has_fixed_bytes and not text_of.is_byte_level and text_of.strips_first_space
+    whole = " " + TEXTS[data.draw(st.integers(0, 79))]
+    start = data.draw(st.one_of(st.just(0), st.integers(0, len(whole) - 1)))
+    text = whole[start : start + data.draw(st.integers(1, 30))]
+    found = found_in(fallback_dataset, text)
+    assert [number for number, _ in found] == [number for number, each in enumerate(TEXTS) if text in each]
+
+
+def test_text_of_byte_fallback_is_what_was_prepared(fallback_dataset):
+    store, split, text_of = fallback_dataset
+    said = [document.text for document in Documents(store, split)]
+    assert said == TEXTS
+    assert TokenText(text_of._data.replace('"start":1', '"start":2').encode()).has_fixed_bytes is False
