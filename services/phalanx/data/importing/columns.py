@@ -1,11 +1,11 @@
-"""Hugging Face datasets: arrow files (of `save_to_disk`, of its cache) and parquet, with a column of lists of ids."""
+"""Hugging Face datasets: arrow files (of `save_to_disk`, of its cache) and parquet, with a column of lists of ids; all
+that needs pyarrow.
+"""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, BinaryIO, ClassVar
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -17,100 +17,12 @@ from phalanx.data.importing.errors import BadTokens, malformed
 from phalanx.data.importing.files import Files
 from phalanx.data.importing.options import TOKEN_COLUMNS, Understanding
 from phalanx.data.importing.rows import BLOCK_TOKENS, Rows, groups_of
+from phalanx.data.importing.tables import ArrowPiece, ParquetPiece
 from phalanx.data.prepare.inputs.pieces import PIECE_BYTES
 
-STATE, SPLITS = "state.json", "dataset_dict.json"
 _FILE_MAGIC = b"ARROW1"
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _ROWS_AT_ONCE = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class ArrowPiece:
-    """One arrow file, a stream or a file of record batches. id: a column's name, "" where rows have no id."""
-
-    kind: ClassVar[str] = "arrow"
-    path: str
-    num_bytes: int
-    stream: int
-    column: str
-    id: str
-
-    def rows(self, files: Files, *, is_head: bool) -> Iterator[Rows]:
-        """All rows, in order."""
-        where, first_row = files.shown(self.path), 0
-        try:
-            for batch in _batches(files.seekable(self.path, self.num_bytes), where):
-                yield from _rows(where, self.path, first_row, batch, self.column, self.id)
-                first_row += batch.num_rows
-        except pa.ArrowInvalid as error:
-            raise malformed(where, "a whole arrow file", f"it ends early or is none ({error})") from error
-
-
-@dataclass(frozen=True, slots=True)
-class ParquetPiece:
-    """The row groups [first, stop) of a parquet file, whose first row is `first_row`. num_bytes: of these groups."""
-
-    kind: ClassVar[str] = "parquet"
-    path: str
-    num_bytes: int
-    stream: int
-    file_bytes: int
-    column: str
-    id: str
-    first: int
-    stop: int
-    first_row: int
-
-    def rows(self, files: Files, *, is_head: bool) -> Iterator[Rows]:
-        """All rows, in order."""
-        where, first_row = files.shown(self.path), self.first_row
-        columns = [self.column, self.id] if self.id else [self.column]
-        try:
-            file = pq.ParquetFile(files.seekable(self.path, self.file_bytes))
-            groups = list(range(self.first, self.stop))
-            for batch in file.iter_batches(_ROWS_AT_ONCE, groups, columns, use_threads=False):
-                yield from _rows(where, self.path, first_row, batch, self.column, self.id)
-                first_row += batch.num_rows
-        except (pa.ArrowInvalid, OSError) as error:
-            raise malformed(where, "a whole parquet file", f"it does not open ({error})") from error
-
-
-def saved_paths(files: Files, folder: str) -> list[str]:
-    """The arrow files of a folder written by `save_to_disk`, in order; raises BadTokens for a `state.json` that is
-    none, or that selects rows.
-    """
-    path = f"{folder}/{STATE}" if folder else STATE
-    where = files.shown(path)
-    try:
-        state = json.loads(files.open(path, files.existing_size(path)).whole())
-        names = [str(each["filename"]) for each in state["_data_files"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise malformed(where, "the state of a saved dataset", f"it is none ({error!r})") from error
-    if state.get("_indices_data_files"):
-        raise BadTokens(
-            where,
-            expected="rows in the order of its files, it has indices",
-            remedy="flatten_indices() and save it anew",
-        )
-    return [f"{folder}/{name}" if folder else name for name in names]
-
-
-def refuse_splits(files: Files, folder: str) -> None:
-    """Raises PhalanxError for the folder of a DatasetDict: its splits are told by name."""
-    path = f"{folder}/{SPLITS}" if folder else SPLITS
-    size = files.size(path)
-    if size is None:
-        return
-    try:
-        names = [str(name) for name in json.loads(files.open(path, size).whole())["splits"]]
-    except (ValueError, KeyError, TypeError) as error:
-        raise malformed(files.shown(path), "a list of splits", f"it is none ({error!r})") from error
-    raise PhalanxError(
-        files.shown(folder),
-        expected="one split",
-        remedy=f"it holds several: name the folder of one ({', '.join(names)})",
-    )
 
 
 def arrow_piece(files: Files, path: str, stream: int, how: Understanding) -> ArrowPiece:
@@ -159,12 +71,37 @@ def parquet_pieces(files: Files, path: str, stream: int, how: Understanding) -> 
     ]
 
 
+def arrow_rows(files: Files, piece: ArrowPiece) -> Iterator[Rows]:
+    """The rows of an arrow file, in order. Raises BadTokens where it is cut or none, or a row or an id is null."""
+    where, first_row = files.shown(piece.path), 0
+    try:
+        for batch in _batches(files.seekable(piece.path, piece.num_bytes)):
+            yield from _rows(where, piece.path, first_row, batch, piece.column, piece.id)
+            first_row += batch.num_rows
+    except pa.ArrowInvalid as error:
+        raise malformed(where, "a whole arrow file", f"it ends early or is none ({error})") from error
+
+
+def parquet_rows(files: Files, piece: ParquetPiece) -> Iterator[Rows]:
+    """The rows of a piece of a parquet file, in order. Raises as `arrow_rows`."""
+    where, first_row = files.shown(piece.path), piece.first_row
+    columns = [piece.column, piece.id] if piece.id else [piece.column]
+    try:
+        file = pq.ParquetFile(files.seekable(piece.path, piece.file_bytes))
+        groups = list(range(piece.first, piece.stop))
+        for batch in file.iter_batches(_ROWS_AT_ONCE, groups, columns, use_threads=False):
+            yield from _rows(where, piece.path, first_row, batch, piece.column, piece.id)
+            first_row += batch.num_rows
+    except (pa.ArrowInvalid, OSError) as error:
+        raise malformed(where, "a whole parquet file", f"it does not open ({error})") from error
+
+
 def _reader(stream: BinaryIO, *, is_file: bool) -> Any:
     source = pa.PythonFile(stream, mode="r")
     return pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
 
 
-def _batches(stream: BinaryIO, where: str) -> Iterator[Any]:
+def _batches(stream: BinaryIO) -> Iterator[Any]:
     is_file = stream.read(len(_FILE_MAGIC)) == _FILE_MAGIC
     stream.seek(0)
     reader = _reader(stream, is_file=is_file)

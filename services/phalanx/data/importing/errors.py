@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+
 from phalanx.core.errors import PhalanxError
 
 
@@ -12,3 +14,11 @@ class BadTokens(PhalanxError):
 def malformed(where: str, expected: str, found: str) -> BadTokens:
     """The error for a file that is cut, of another version, or contradicts itself."""
     return BadTokens(where, expected=f"{expected}, {found}", remedy="copy the file again, or name another input")
+
+
+def require_pyarrow(where: str) -> None:
+    """Raises PhalanxError where pyarrow, which reads this file, is not installed."""
+    if importlib.util.find_spec("pyarrow") is None:
+        raise PhalanxError(
+            where, expected="pyarrow to be installed, which reads it", remedy="pip install 'phalanx[data]'"
+        )

@@ -23,7 +23,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from phalanx.core.errors import PhalanxError
-from phalanx.data.importing.errors import BadTokens, malformed
+from phalanx.data.importing.errors import BadTokens, malformed, require_pyarrow
 from phalanx.data.importing.files import Files
 from phalanx.data.importing.options import TOKEN_COLUMNS, Understanding
 from phalanx.data.importing.rows import Rows, gathered
@@ -261,8 +261,6 @@ def _ndarray(where: str, data: bytes, encoding: str) -> tuple[str, tuple[int, ..
 
 
 def _decompressed(where: str, data: bytes, compression: str, num_bytes: int) -> bytes:
-    import pyarrow as pa
-
     by_name = {"br": "brotli", "snappy": "snappy", "zstd": "zstd"}
     try:
         if compression == "gz":
@@ -270,6 +268,9 @@ def _decompressed(where: str, data: bytes, compression: str, num_bytes: int) -> 
         elif compression == "bz2":
             found = bz2.decompress(data)
         elif compression in by_name:
+            require_pyarrow(where)
+            import pyarrow as pa
+
             found = pa.decompress(data, num_bytes, by_name[compression], asbytes=True)
         else:
             raise malformed(where, "compression br, bz2, gz, snappy or zstd", f"it is {compression!r}")

@@ -14,22 +14,15 @@ from pathlib import PurePosixPath
 from typing import Protocol
 
 from phalanx.core.errors import PhalanxError
-from phalanx.data.importing.columns import (
-    STATE,
-    ArrowPiece,
-    ParquetPiece,
-    arrow_piece,
-    parquet_pieces,
-    refuse_splits,
-    saved_paths,
-)
-from phalanx.data.importing.errors import BadTokens
+from phalanx.data.importing.errors import BadTokens, require_pyarrow
 from phalanx.data.importing.files import Files, rooted
 from phalanx.data.importing.flat import FlatPiece, npy_pieces, raw_pieces
 from phalanx.data.importing.mds import INDEX, MdsPiece, is_mds_index, mds_pieces
 from phalanx.data.importing.megatron import MegatronPiece, megatron_pieces
 from phalanx.data.importing.options import Boundaries, Format, Understanding
 from phalanx.data.importing.rows import Rows, checked
+from phalanx.data.importing.saved import STATE, refuse_splits, saved_paths
+from phalanx.data.importing.tables import ArrowPiece, ParquetPiece
 
 _SUFFIXES = {".npy": Format.NPY, ".parquet": Format.PARQUET, ".arrow": Format.ARROW, ".idx": Format.MEGATRON}
 _KNOWN = "an MDS folder, Megatron .bin/.idx, a saved Hugging Face dataset, .arrow, .parquet, .npy, or raw .bin"
@@ -145,6 +138,9 @@ def _pieces(
         case Format.MEGATRON:
             return megatron_pieces(files, path, stream, by_sequence=how.sequences)
         case Format.PARQUET:
+            require_pyarrow(files.shown(path))
+            from phalanx.data.importing.columns import parquet_pieces
+
             return parquet_pieces(files, path, stream, how)
         case Format.NPY:
             return npy_pieces(files, path, stream, has_rows=boundaries is Boundaries.ROWS)
@@ -156,6 +152,9 @@ def _pieces(
 
 def _arrow_pieces(files: Files, path: str, stream: int, how: Understanding) -> list[Piece]:
     """Of one arrow file, or of a folder that `save_to_disk` wrote."""
+    require_pyarrow(files.shown(path))
+    from phalanx.data.importing.columns import arrow_piece
+
     paths = [path] if files.size(path) is not None else saved_paths(files, path)
     return [*files.each(lambda each: arrow_piece(files, each, stream, how), paths)]
 
