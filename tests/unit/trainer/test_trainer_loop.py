@@ -26,6 +26,7 @@ class Bench:
         self.step = 7
         self.feed = SimpleNamespace(take=self._take)
         self.control = SimpleNamespace(report_shard=self._report_shard)
+        self.reading = SimpleNamespace(key_of=lambda shard, key: key)
 
     def report(self, kind: str, **fields: Any) -> None:
         self.told.append((kind, fields))
