@@ -8,10 +8,13 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from pathlib import Path
+from unittest import mock
 
 import psutil
 import pytest
+from support.ministack import make_bucket, set_environ
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.data.prepare import Local, Part, PrepareSettings, engine, merge, prepare, prepare_part, source_of
@@ -71,6 +74,23 @@ def test_pool_of_any_size_gives_the_bytes_of_one_process(made, tmp_path):
         prepare(source, store, chosen, seen.append, Local(workers))
         assert objects(store) == good
         assert seen[0].num_bytes == 0 and max(p.num_documents for p in seen) > 4000
+
+
+def test_pool_from_and_to_s3_gives_the_bytes_of_one_process_on_disk(made, tmp_path, ministack, monkeypatch):
+    """Workers find endpoint and credentials as this process does."""
+    _, chosen, _, folder = made
+    set_environ(monkeypatch, ministack.environ)
+    bucket = make_bucket(ministack, f"bucket-{uuid.uuid4().hex[:12]}")
+    for file in sorted((folder / "corpus").iterdir())[-60:]:
+        open_store(f"{bucket}/in").create(file.name, file.read_bytes())
+    (tmp_path / "in").mkdir()
+    for file in sorted((folder / "corpus").iterdir())[-60:]:
+        shutil.copy(file, tmp_path / "in")
+    remote, local = open_store(f"{bucket}/out"), open_store(f"file://{tmp_path}/out")
+    with mock.patch("phalanx.data.prepare.sources.piece_bytes_for", lambda files: 1 << 16):
+        prepare(source_of(f"{bucket}/in"), remote, chosen, engine=Local(2))
+        prepare(source_of(tmp_path / "in"), local, chosen)
+    assert objects(remote) == objects(local)
 
 
 @pytest.mark.skipif(shutil.which("java") is None and not os.environ.get("JAVA_HOME"), reason="Spark needs Java 17")

@@ -11,6 +11,7 @@ from corpus_builders import write_corpus
 from prepare_kit import given_tokenizer, mixed_corpus, objects, with_tokenizer
 from test_prepare_assembly import pieces_of
 
+from phalanx.core.errors import OutsideError
 from phalanx.data.prepare import Part, merge, prepare, prepare_part, source_of
 from phalanx.objects import open_store
 from phalanx.objects.faults import Fault, FaultyStore, number_is
@@ -73,6 +74,27 @@ def test_prepare_killed_again_and_again_still_ends(corpus):
             except Killed:
                 continue
         assert starts > 3 and objects(base) == objects(whole)
+
+
+def test_prepare_started_twice_at_once_gives_one_dataset(corpus):
+    """The slower start finds its chunks deleted, at any of its operations, and the finished dataset."""
+    source, chosen = corpus
+    with pieces_of(9000, 1500):
+        whole = FaultyStore(open_store("memory://"))
+        report = prepare(source, whole, chosen)
+        num_calls, good = len(whole.calls), objects(whole)
+        for number in range(0, num_calls, 3):
+            base = open_store("memory://")
+
+            def overtake(call, base=base):
+                prepare(source, base, chosen)
+
+            slow = FaultyStore(base, [Fault(number_is(number), before=overtake)])
+            try:
+                assert prepare(source, slow, chosen) == report
+            except OutsideError as error:
+                assert "start again" in str(error)
+            assert prepare(source, base, chosen) == report and objects(base) == good
 
 
 SIGKILLED = """

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.data.prepare.assemble import Cuts, assemble, delete_chunks
 from phalanx.data.prepare.board import Board
 from phalanx.data.prepare.chunk import FoundChunks, find_chunks, read_arrays
@@ -51,8 +52,7 @@ def prepare(
     begun = _begin(source, out, settings, tell)
     if begun.finished is not None:
         return begun.finished
-    found = find_chunks(out)
-    _make(begun, out, found, range(len(begun.pieces)), tell, engine)
+    _make(begun, out, find_chunks(out), range(len(begun.pieces)), tell, engine)
     return _assemble(out, begun.recipe, begun.pieces, tell)
 
 
@@ -177,7 +177,25 @@ def _raw_bytes(out: ObjectStore, found: FoundChunks, is_capped: bool) -> dict[in
 
 
 def _assemble(out: ObjectStore, recipe: dict[str, Any], pieces: Sequence[Piece], tell: OnProgress) -> PrepareReport:
-    """Assembles the chunks of all pieces that are needed; raises PhalanxError where some are missing."""
+    """Assembles the chunks of all pieces that are needed; raises PhalanxError where some are missing.
+
+    Two starts may do it at once: they write the same, and the slower one finds the chunks gone and the dataset there.
+    """
+    try:
+        return _assemble_chunks(out, recipe, pieces, tell)
+    except (ObjectMissing, PhalanxError) as error:
+        finished = finished_report(out)
+        if finished is not None:
+            delete_chunks(out)
+            return finished
+        if isinstance(error, PhalanxError):
+            raise
+        raise OutsideError(f"{out.url}/{error}: was there a moment ago, and is gone: start again") from error
+
+
+def _assemble_chunks(
+    out: ObjectStore, recipe: dict[str, Any], pieces: Sequence[Piece], tell: OnProgress
+) -> PrepareReport:
     found, cap = find_chunks(out), recipe["max_bytes"]
     board = Board(pieces, cap, _raw_bytes(out, found, cap is not None), _quiet)
     needed = [number for number in range(len(pieces)) if board.is_needed(number)]

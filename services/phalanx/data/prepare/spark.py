@@ -68,7 +68,7 @@ def make_one(order: str, task: str) -> str:
         figures = WorkOrder.from_json(order).maker().make(made)
         return json.dumps({"number": made.number, "figures": asdict(figures)})
     except PhalanxError as error:
-        shown = None if error.value is None else str(error.value)
+        shown = error.value if isinstance(error.value, int | float | None) else str(error.value)
         return json.dumps({"refused": [error.where, shown, error.expected, error.remedy]})
     except OutsideError as error:
         return json.dumps({"outside": str(error)})

@@ -49,7 +49,7 @@ def main() -> int:
 
             say("finished", figures=asdict(maker.make(task, tell)))
     except PhalanxError as error:
-        shown = None if error.value is None else str(error.value)
+        shown = error.value if isinstance(error.value, int | float | None) else str(error.value)
         say("refused", where=error.where, value=shown, expected=error.expected, remedy=error.remedy)
         return 2
     except OutsideError as error:

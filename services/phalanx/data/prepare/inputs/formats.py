@@ -46,11 +46,16 @@ class Format:
         return self.kind is Kind.PARQUET or (self.kind is Kind.JSON_LINES and not self.compression)
 
 
+_ONE_TEXT = Format(Kind.FILE, "", True)
+
+
 def format_of(path: str) -> Format:
     """The format of the file called `path`, by its suffixes in any case."""
-    name = path.rpartition("/")[2].lower()
-    stem, suffix = _split(name)
-    stem, suffix = _split(stem + _SHORT_FORMS[suffix]) if suffix in _SHORT_FORMS else (stem, suffix)
+    stem, suffix = _split(path.rpartition("/")[2].lower())
+    if suffix in TEXT_SUFFIXES:
+        return _ONE_TEXT
+    if suffix in _SHORT_FORMS:
+        stem, suffix = _split(stem + _SHORT_FORMS[suffix])
     compression = _COMPRESSIONS.get(suffix, "")
     inner = _split(stem)[1] if compression else suffix
     if inner in _JSON_LINES_SUFFIXES or (compression and inner == ".json"):

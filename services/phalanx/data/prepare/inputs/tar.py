@@ -15,7 +15,7 @@ from typing import BinaryIO
 from phalanx.data.prepare.inputs.errors import CorruptInput
 
 BLOCK = tarfile.BLOCKSIZE
-_COPY_BYTES = 2**20
+_COPY_BYTES, _TAKE_BYTES = 2**20, 2**26
 _HEADER_LIMIT_BYTES = 2**20
 _LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL = b"L", b"K", b"x", b"g"
 _EXTENSIONS = (_LONG_NAME, _LONG_LINK, _PAX, _PAX_GLOBAL)
@@ -104,9 +104,12 @@ class TarStream:
         return int(given)
 
     def _take(self, num_bytes: int) -> bytes:
-        data = self._stream.read(num_bytes)
-        if len(data) < num_bytes:
-            raise self._cut(self._offset + len(data))
+        data = self._stream.read(min(num_bytes, _TAKE_BYTES))
+        while len(data) < num_bytes:  # no more memory than there is data, whatever a header says
+            more = self._stream.read(min(num_bytes - len(data), _TAKE_BYTES))
+            if not more:
+                raise self._cut(self._offset + len(data))
+            data += more
         self._offset += num_bytes
         return data
 
