@@ -41,6 +41,7 @@ AWAY_S = 60.0
 
 def job_name(text: str) -> str:
     """`projects/P/jobs/NAME` of whatever form a user wrote. Raises PhalanxError."""
+    _require_text("job", text)
     parts = text.split("/")
     if len(parts) == 1:
         parts = ["projects", DEFAULT_PROJECT, "jobs", *parts]
@@ -104,7 +105,9 @@ class Client:
         dry_run: bool = False,
     ) -> Submitted:
         """Submits a job file, or a job. The same request id again gives the same job. dry_run: only checks."""
-        value = job if isinstance(job, Job) else load_job(job, overrides)
+        if not isinstance(job, Job):
+            _require_text("job", job, Path)
+        value = job if isinstance(job, Job) else load_job(Path(job), overrides)
         return self.train.submit(absolute(plain(value)), request_id=request_id, dry_run=dry_run)
 
     def fork(
@@ -241,10 +244,16 @@ def absolute(spec: dict[str, Any]) -> dict[str, Any]:
 
 def absolute_url(url: str) -> str:
     """`file://./x`, `file://../x` and `file://~/x` as `file:///...`; every other URL as it is."""
+    _require_text("url", url)
     rest = url.removeprefix("file://")
     if rest == url or rest.partition("/")[0] not in (".", "..", "~"):
         return url
     return f"file://{os.path.abspath(Path(rest).expanduser())}"  # noqa: PTH100 - links stay as the user chose them
+
+
+def _require_text(what: str, value: object, *others: type) -> None:
+    if not isinstance(value, (str, *others)):
+        raise PhalanxError(what, value=repr(value)[:100], expected="text", remedy="correct the argument")
 
 
 def _refuse_relative(overrides: Sequence[str]) -> None:

@@ -119,6 +119,70 @@ def test_job_name_of_no_form_is_told_in_one_line(operator: Say) -> None:
     one_line(operator("job", "show", "a/b/c/d"), "a/b/c/d", "PROJECT/NAME")
 
 
+_HUGE = "9" * 23
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        (("logs", "halted", "--rank", _HUGE), "rank"),
+        (("logs", "halted", "--rank", "99999999999999"), "rank"),
+        (("logs", "halted", "--tail", _HUGE), "offset"),
+        (("stop", "halted", "--revision", _HUGE), "expected revision"),
+        (("stack", "halted", "--rank", _HUGE), "ranks"),
+    ],
+)
+def test_number_that_no_message_holds_is_told_in_one_line(
+    operator: Say, halted: Path, command: tuple[str, ...], wanted: str
+) -> None:
+    one_line(operator("job", *command), wanted, "a smaller number")
+
+
+def test_watch_behind_a_revision_that_is_not_there_yet_is_told_in_one_line(operator: Say, halted: Path) -> None:
+    for after in ("99", _HUGE):
+        one_line(operator("job", "watch", "halted", "--after", after), "--after", after, "the newest")
+
+
+@pytest.mark.parametrize(
+    "override",
+    [f"training.steps={_HUGE}", f"cluster.nproc={_HUGE}", "cluster.nodes=4294967296", f"training.seed={_HUGE}"],
+)
+def test_huge_number_in_a_job_is_refused_everywhere_and_nothing_is_stored(
+    operator: Say, halted: Path, override: str
+) -> None:
+    before, key = files_of(halted), override.partition("=")[0]
+    one_line(operator("job", "submit", halted, "--set", 'job.name="huge"', "--set", override), key, "at most")
+    one_line(operator("job", "submit", halted, "--dry-run", "--set", override), key, "at most")
+    if key != "training.seed":
+        one_line(operator("job", "resume", "halted", "--set", override), key, "at most")
+    assert files_of(halted) == before
+    assert operator("job", "show", "huge")[0] == 2 and operator("job", "ls", "--json")[0] == 0
+
+
+def test_long_value_is_told_by_its_beginning(operator: Say) -> None:
+    code, _, lines = operator("job", "show", "x" * 5000)
+    assert code == 2 and len(lines) == 1 and len(lines[0]) < 1000 and "characters" in lines[0]
+
+
+def test_client_given_values_of_another_type_tells_which(shared: Services) -> None:
+    with shared.client() as client:
+        wrong = [
+            lambda: client.job(5),
+            lambda: client.job(None),
+            lambda: client.submit(None),
+            lambda: client.fork("halted", at=20),
+            lambda: client.logs("halted", "x"),
+            lambda: client.register(5, "file:///x"),
+            lambda: client.register("x", 5),
+            lambda: client.stacks("halted", [2**40]),
+            lambda: client.stop("halted", expected_revision=-(10**30)),
+        ]
+        for call in wrong:
+            with pytest.raises(PhalanxError):
+                found = call()
+                list(found)
+
+
 @pytest.mark.parametrize(("key", "value"), [("optimizer.lr", "0.5"), ("training.seed", "7"), ("model.args.dim", "32")])
 def test_resume_with_an_identity_key_changed_names_the_key_and_the_fork(
     operator: Say, halted: Path, key: str, value: str

@@ -9,6 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+MOST_SHOWN = 300
+
+
+def shortened(text: str) -> str:
+    """`text`, or its first characters where nobody would read it all."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text):,} characters)"
+
 
 class PhalanxError(Exception):
     """A mistake of the user's, told in one line.
@@ -19,7 +26,7 @@ class PhalanxError(Exception):
 
     def __init__(self, where: str, *, expected: str, remedy: str, value: object = None) -> None:
         self.where, self.value, self.expected, self.remedy = where, value, expected, remedy
-        shown = "" if value is None else f" is {value!r}"
+        shown = "" if value is None else f" is {shortened(repr(value))}"
         super().__init__(f"{where}{shown}: expected {expected}; {remedy}")
 
 

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field
 
+from phalanx.core.errors import OutsideError
 from phalanx.lineage import keys
 from phalanx.lineage.documents import decode_document, encode_document
 from phalanx.lineage.errors import DamagedObject
@@ -126,13 +127,27 @@ class EventLog:
         self._store = store
 
     def append(self, event: JobEvent) -> bool:
-        """Creates the event; False where another one of that number is there."""
+        """Creates the event; False where another one of that number is there. Raises OutsideError where the one before
+        it is gone: what is lost must not be begun anew over it.
+        """
+        self._require_predecessor(event.number)
         data = encode_document(event)
         try:
             self._store.create(key_of(event.number), data)
         except ObjectExists:
             return self._store.read(key_of(event.number)) == data
         return True
+
+    def _require_predecessor(self, number: int) -> None:
+        if number == 1:
+            return
+        try:
+            self._store.info(key_of(number - 1))
+        except ObjectMissing as error:
+            raise OutsideError(
+                f"{self._store.url}: event {number - 1} of the job is gone, so event {number} is not written: bring "
+                "the storage back as it was"
+            ) from error
 
     def event(self, number: int) -> JobEvent | None:
         """The event of that number, or None where there is none yet."""

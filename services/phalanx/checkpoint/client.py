@@ -18,6 +18,7 @@ from phalanx.checkpoint.retention import Decision
 from phalanx.checkpoint.wire import Progress
 from phalanx.lineage import CheckpointRef, Manifest
 from phalanx.rpc import Channel, ClientConfig, Credentials, connect, connect_client
+from phalanx.rpc.asking import asked
 from phalanx.snapshot.draft_message import draft_message
 
 __all__ = [
@@ -77,30 +78,30 @@ class CheckpointClient:
 
     def begin(self, job: str, ref: CheckpointRef, world_size: int, *, timeout_s: float | None = None) -> None:
         """Announces a save; raises Superseded for an attempt that is not the newest."""
-        request = pb.BeginCheckpointRequest(job=job, ref=wire.to_ref(ref), world_size=world_size)
+        request = asked(pb.BeginCheckpointRequest, job=job, ref=wire.to_ref(ref), world_size=world_size)
         self._stub.BeginCheckpoint(request, timeout=timeout_s)
 
     def commit(self, job: str, draft: Manifest, deadline_s: float = COMMIT_DEADLINE_S) -> View:
         """Returns when the checkpoint exists; raises Superseded, Unavailable where parts did not come in time."""
         allowed = Duration()
         allowed.FromNanoseconds(int(deadline_s * 1e9))
-        request = pb.CommitCheckpointRequest(job=job, draft=draft_message(draft), deadline=allowed)
+        request = asked(pb.CommitCheckpointRequest, job=job, draft=draft_message(draft), deadline=allowed)
         return wire.from_view(self._stub.CommitCheckpoint(request, timeout=deadline_s + MARGIN_S).checkpoint)
 
     def abort(self, job: str, ref: CheckpointRef, *, timeout_s: float | None = None) -> None:
         """Gives up a save; raises Superseded, FailedPrecondition where it is committed."""
-        self._stub.AbortCheckpoint(pb.AbortCheckpointRequest(job=job, ref=wire.to_ref(ref)), timeout=timeout_s)
+        self._stub.AbortCheckpoint(asked(pb.AbortCheckpointRequest, job=job, ref=wire.to_ref(ref)), timeout=timeout_s)
 
     def report_damage(
         self, job: str, attempt: int, ref: CheckpointRef, why: str, *, timeout_s: float | None = None
     ) -> None:
         """Tells that the attempt can't restore the checkpoint; it is in the journal by then."""
-        request = pb.ReportDamageRequest(job=job, attempt=attempt, ref=wire.to_ref(ref), why=why)
+        request = asked(pb.ReportDamageRequest, job=job, attempt=attempt, ref=wire.to_ref(ref), why=why)
         self._stub.ReportDamage(request, timeout=timeout_s)
 
     def resolve(self, job: str, selector: str = "latest") -> View:
         """The live checkpoint of `latest`, a step, or a<A>-s<step>; raises NotFound."""
-        request = pb.ResolveCheckpointRequest(job=job, selector=selector)
+        request = asked(pb.ResolveCheckpointRequest, job=job, selector=selector)
         return wire.from_view(self._stub.ResolveCheckpoint(request, timeout=LOOK_DEADLINE_S).checkpoint)
 
     def list(self, job: str, *, include_dead: bool = False, page_size: int = 0) -> Listing:
@@ -108,8 +109,8 @@ class CheckpointClient:
         views: list[View] = []
         revision, token = None, ""
         while True:
-            request = pb.ListCheckpointsRequest(
-                job=job, include_dead=include_dead, page_size=page_size, page_token=token
+            request = asked(
+                pb.ListCheckpointsRequest, job=job, include_dead=include_dead, page_size=page_size, page_token=token
             )
             page = self._stub.ListCheckpoints(request, timeout=LOOK_DEADLINE_S)
             views += map(wire.from_view, page.checkpoints)
@@ -119,15 +120,22 @@ class CheckpointClient:
 
     def verify(self, job: str, selector: str = "latest", *, timeout_s: float | None = None) -> Iterator[Progress]:
         """Progress of a check, the findings with the last."""
-        stream = self._stub.VerifyCheckpoint(pb.VerifyCheckpointRequest(job=job, selector=selector), timeout=timeout_s)
+        stream = self._stub.VerifyCheckpoint(
+            asked(pb.VerifyCheckpointRequest, job=job, selector=selector), timeout=timeout_s
+        )
         return map(wire.from_progress, stream)
 
     def pin(
         self, job: str, selector: str, reason: str, *, expected_revision: int = 0, request_id: str | None = None
     ) -> tuple[View, int]:
         """Keeps a checkpoint until it is unpinned; the revision of the job's pins."""
-        request = pb.PinCheckpointRequest(
-            request_id=_id(request_id), job=job, selector=selector, reason=reason, expected_revision=expected_revision
+        request = asked(
+            pb.PinCheckpointRequest,
+            request_id=_id(request_id),
+            job=job,
+            selector=selector,
+            reason=reason,
+            expected_revision=expected_revision,
         )
         answer = self._stub.PinCheckpoint(request, timeout=LOOK_DEADLINE_S)
         return wire.from_view(answer.checkpoint), answer.revision
@@ -136,8 +144,12 @@ class CheckpointClient:
         self, job: str, selector: str, *, expected_revision: int = 0, request_id: str | None = None
     ) -> tuple[View, int]:
         """Takes a pin back."""
-        request = pb.UnpinCheckpointRequest(
-            request_id=_id(request_id), job=job, selector=selector, expected_revision=expected_revision
+        request = asked(
+            pb.UnpinCheckpointRequest,
+            request_id=_id(request_id),
+            job=job,
+            selector=selector,
+            expected_revision=expected_revision,
         )
         answer = self._stub.UnpinCheckpoint(request, timeout=LOOK_DEADLINE_S)
         return wire.from_view(answer.checkpoint), answer.revision
@@ -146,15 +158,19 @@ class CheckpointClient:
         self, job: str, selector: str, *, expected_revision: int = 0, request_id: str | None = None
     ) -> tuple[int, int]:
         """Removes one checkpoint at once; objects and bytes that went."""
-        request = pb.DeleteCheckpointRequest(
-            request_id=_id(request_id), job=job, selector=selector, expected_revision=expected_revision
+        request = asked(
+            pb.DeleteCheckpointRequest,
+            request_id=_id(request_id),
+            job=job,
+            selector=selector,
+            expected_revision=expected_revision,
         )
         answer = self._stub.DeleteCheckpoint(request, timeout=PRUNE_DEADLINE_S)
         return answer.num_objects, answer.num_bytes
 
     def prune(self, job: str, *, dry_run: bool = False, request_id: str | None = None) -> Report:
         """Applies retention and collects garbage now, or says what would go and why."""
-        request = pb.PruneCheckpointsRequest(request_id=_id(request_id), job=job, dry_run=dry_run)
+        request = asked(pb.PruneCheckpointsRequest, request_id=_id(request_id), job=job, dry_run=dry_run)
         return wire.from_report(self._stub.PruneCheckpoints(request, timeout=PRUNE_DEADLINE_S))
 
 

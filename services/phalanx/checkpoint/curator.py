@@ -85,8 +85,9 @@ class Curator:
     # Pins.
 
     def pin(self, job: HostedJob, selector: Selector, reason: str, asking: Asking) -> tuple[View, int]:
-        """Pins a checkpoint; the view and the revision of the pins. Raises NotFound, FailedPrecondition (another
-        revision), AlreadyExists (the request id was used for something else).
+        """Pins a checkpoint; the view and the revision of the pins. Without a reason one that is pinned keeps its own.
+        Raises NotFound, FailedPrecondition (another revision), AlreadyExists (the request id was used for something
+        else).
         """
         while True:
             decisions = self._pins.read(job.name)
@@ -97,8 +98,9 @@ class Curator:
             view = self._catalog.find(job, selector)
             with self._holds.hold(job.name, view.ref, "a pin"):
                 view = self._catalog.find(job, Selector(ref=view.ref))
-                if self._decide(job, "pin", view.ref, reason, len(decisions) + 1, asking):
-                    return with_pin(view, reason), len(decisions) + 1
+                why = reason or pinned(decisions).get(view.ref, "")
+                if self._decide(job, "pin", view.ref, why, len(decisions) + 1, asking):
+                    return with_pin(view, why), len(decisions) + 1
 
     def unpin(self, job: HostedJob, selector: Selector, asking: Asking) -> tuple[View, int]:
         """Takes a pin back; as `pin`."""

@@ -44,7 +44,12 @@ def submit(
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of a forked job (default: the other's with a number).")] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check everything and submit nothing.")] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Check the file and submit nothing; data and model are looked at once it is prepared."
+        ),
+    ] = False,
     watch_: Annotated[bool, typer.Option("--watch", help="Go on watching it until it is over.")] = False,
     request_id: RequestId = "",
     context: Context = None,
@@ -140,8 +145,10 @@ def logs(
     as_json: AsJson = False,
 ) -> None:
     """Print what a rank printed; with --json one object a piece, each on a line."""
+    is_silent = True
     with open_client(context) as client:
         for piece in client.logs(job, rank, attempt=attempt, offset=-tail, follow=follow):
+            is_silent = is_silent and not piece.data
             if as_json:
                 text = piece.data.decode(errors="replace")
                 facts = {"attempt": piece.attempt, "next_offset": piece.next_offset, "text": text}
@@ -150,6 +157,8 @@ def logs(
             else:
                 sys.stdout.buffer.write(piece.data)
                 sys.stdout.buffer.flush()
+    if is_silent and not as_json:
+        sys.stderr.write(f"rank {rank} has printed nothing\n")
 
 
 @_group.command("wait")
@@ -317,5 +326,7 @@ def _print_job(job: JobView, *, as_json: bool, short: bool = False) -> None:
     elif short:
         sys.stdout.write(f"{job.name}: {job.state}{' (' + job.message + ')' if job.message else ''}\n")
     else:
-        shown = {key: value for key, value in facts.items() if value not in (None, "", {})}
-        print_facts({**shown, "cause": "" if job.cause is None else job.cause.message}, short_name(job.name))
+        if job.checkpoint is not None:
+            facts["checkpoint"] = f"a{job.checkpoint.attempt}-s{job.checkpoint.step}"
+        facts["cause"] = None if job.cause is None else job.cause.message
+        print_facts({key: value for key, value in facts.items() if value not in (None, "", {})}, short_name(job.name))

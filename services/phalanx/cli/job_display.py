@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -22,11 +22,20 @@ _BAD = ("incident", "recovering", "failed")
 
 
 def watch_job(client: Client, name: str, after_revision: int, *, as_json: bool) -> JobView:
-    """Follows the job until it is over; the job then. With `as_json` every event is a line of JSON on stdout."""
+    """Follows the job until it is over; the job then. With `as_json` every event is a line of JSON on stdout. Raises
+    PhalanxError for a revision that the job does not have yet.
+    """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    client.job(name)  # where there is none, it is told before a bar is drawn
+    job = client.job(name)  # where there is none, it is told before a bar is drawn
+    if after_revision > job.revision:
+        raise PhalanxError(
+            "--after",
+            value=after_revision,
+            expected=f"at most {job.revision}, the newest",
+            remedy="correct the revision",
+        )
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, TextColumn("{task.fields[said]}"), console=console, disable=as_json) as progress:
@@ -62,7 +71,7 @@ def follow_job(
         try:
             for event in client.watch(name, after_revision):
                 events.put(event)
-        except (PhalanxError, OutsideError) as error:
+        except Exception as error:  # noqa: BLE001 - raised again by whoever follows, who would wait for ever else
             events.put(error)
 
     threading.Thread(target=listen, name="watch", daemon=True).start()

@@ -13,6 +13,7 @@ from phalanx.data.decisions import Action, Damage
 from phalanx.data.wire import damage_from, plan_of, version_of, weight_messages
 from phalanx.lineage.plan import ReadingPlan
 from phalanx.rpc import Channel, ClientConfig, Credentials, connect, connect_client
+from phalanx.rpc.asking import asked
 
 __all__ = ["Action", "Damage", "DataClient", "DatasetSplit", "DatasetVersion", "Filter", "ReadingPlan", "connect_data"]
 
@@ -60,20 +61,25 @@ class DataClient:
         """Registers the data below `url`, or returns the version that holds it already. made_from: the registered
         versions from which it was made, each as `NAME@VERSION`.
         """
-        request = pb.RegisterDatasetRequest(
-            request_id=request_id or uuid.uuid4().hex, dataset=dataset, url=url, made_from=made_from
+        request = asked(
+            pb.RegisterDatasetRequest,
+            request_id=request_id or uuid.uuid4().hex,
+            dataset=dataset,
+            url=url,
+            made_from=made_from,
         )
         return version_of(self._stub.RegisterDataset(request, timeout=timeout_s).version)
 
     def dataset(self, dataset: str) -> tuple[DatasetVersion, ...]:
         """All its versions, oldest first."""
-        return tuple(map(version_of, self._stub.GetDataset(pb.GetDatasetRequest(dataset=dataset)).versions))
+        return tuple(map(version_of, self._stub.GetDataset(asked(pb.GetDatasetRequest, dataset=dataset)).versions))
 
     def datasets(self, wanted: Filter = Filter(), page_size: int = 0) -> Iterator[DatasetVersion]:  # noqa: B008 - frozen
         """The newest version of every dataset, by name; all versions that pass where `wanted` asks for more than
         names. Pages are fetched as they are needed.
         """
-        request = pb.ListDatasetsRequest(
+        request = asked(
+            pb.ListDatasetsRequest,
             page_size=page_size,
             name_prefix=wanted.name_prefix,
             digest=wanted.digest,
@@ -91,7 +97,7 @@ class DataClient:
         self, job: str, attempt: int, step: int, horizon_steps: int = 0, *, timeout_s: float | None = None
     ) -> ReadingPlan:
         """What the attempt may read once `step` is done; raises Superseded for an attempt that is not the newest."""
-        request = pb.GetReadingPlanRequest(job=job, attempt=attempt, step=step, horizon_steps=horizon_steps)
+        request = asked(pb.GetReadingPlanRequest, job=job, attempt=attempt, step=step, horizon_steps=horizon_steps)
         return plan_of(self._stub.GetReadingPlan(request, timeout=timeout_s).plan)
 
     def report_damage(
@@ -100,19 +106,22 @@ class DataClient:
         """The decision about a shard that could not be read; it is in the journal by then. The service reads the whole
         shard for it.
         """
-        request = pb.ReportDamageRequest(job=job, attempt=attempt, shard=shard, why=why, step=step)
+        request = asked(pb.ReportDamageRequest, job=job, attempt=attempt, shard=shard, why=why, step=step)
         return damage_from(self._stub.ReportDamage(request, timeout=timeout_s).damage)
 
     def change_mixture(self, job: str, weights: Mapping[str, str], request_id: str | None = None) -> int:
         """Asks for other weights of sources, as text by name; the number of the wish. They hold from the next plan."""
-        request = pb.ChangeMixtureRequest(
-            request_id=request_id or uuid.uuid4().hex, job=job, weights=weight_messages(weights)
+        request = asked(
+            pb.ChangeMixtureRequest,
+            request_id=request_id or uuid.uuid4().hex,
+            job=job,
+            weights=weight_messages(weights),
         )
         return self._stub.ChangeMixture(request).wish
 
     def damages(self, job: str) -> tuple[Damage, ...]:
         """What was decided for a job, oldest first."""
-        return tuple(map(damage_from, self._stub.ListDamage(pb.ListDamageRequest(job=job)).damages))
+        return tuple(map(damage_from, self._stub.ListDamage(asked(pb.ListDamageRequest, job=job)).damages))
 
 
 def connect_data(to: ClientConfig | str, credentials: Credentials | None = None, **settings: Any) -> DataClient:

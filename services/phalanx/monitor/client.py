@@ -9,6 +9,7 @@ from typing import Any, Final
 from phalanx.api.monitor.v1 import monitor_service_pb2 as pb
 from phalanx.api.monitor.v1.monitor_service_pb2_grpc import MonitorServiceStub
 from phalanx.rpc import Channel, ClientConfig, Credentials, connect, connect_client, follow
+from phalanx.rpc.asking import asked
 
 SERVICE: Final = "monitor"
 IDEMPOTENT: Final = ("ListRuns", "GetRun", "ListIncidents", "ListGpus")
@@ -36,7 +37,7 @@ class MonitorClient:
 
     def run(self, job: str, max_points: int = 2000, after_step: int = 0) -> pb.GetRunResponse:
         """A run with its curve, thinned to `max_points`; raises NotFound."""
-        return self._stub.GetRun(pb.GetRunRequest(job=job, max_points=max_points, after_step=after_step))
+        return self._stub.GetRun(asked(pb.GetRunRequest, job=job, max_points=max_points, after_step=after_step))
 
     def whole_run(self, job: str) -> pb.GetRunResponse:
         """A run with every step, in as many calls as it takes."""
@@ -56,13 +57,13 @@ class MonitorClient:
         """
 
         def start(version: int) -> Iterator[pb.WatchRunResponse]:
-            return self._stub.WatchRun(pb.WatchRunRequest(job=job, after_version=version))
+            return self._stub.WatchRun(asked(pb.WatchRunRequest, job=job, after_version=version))
 
         return follow(start, lambda change: change.version, after_version, give_up_s=give_up_s, stop=stop)
 
     def incidents(self, job: str = "") -> tuple[pb.Incident, ...]:
         """The incidents of a job, or all, oldest first."""
-        return tuple(self._stub.ListIncidents(pb.ListIncidentsRequest(job=job)).incidents)
+        return tuple(self._stub.ListIncidents(asked(pb.ListIncidentsRequest, job=job)).incidents)
 
     def gpus(self) -> pb.ListGpusResponse:
         """The GPUs with their last readings, and where those come from."""

@@ -10,8 +10,10 @@ from typing import Any, Final, TypeVar
 
 from phalanx.api.train.v1 import train_service_pb2 as pb
 from phalanx.api.train.v1.train_service_pb2_grpc import TrainServiceStub
+from phalanx.core.errors import PhalanxError
 from phalanx.lineage.events import JobState
 from phalanx.rpc import Channel, ClientConfig, Credentials, TimedOut, Unavailable, connect, connect_client, follow
+from phalanx.rpc.asking import asked
 from phalanx.rpc.retry import pause_s
 from phalanx.train.logs import LogPiece
 from phalanx.train.values import (
@@ -96,7 +98,7 @@ class TrainClient:
 
     def submit(self, spec: Mapping[str, Any], *, request_id: str = "", dry_run: bool = False) -> Submitted:
         """A new job from a job file's tables. The same request id again returns the same job."""
-        request = pb.SubmitJobRequest(request_id=_fresh(request_id), spec_json=json.dumps(spec), dry_run=dry_run)
+        request = asked(pb.SubmitJobRequest, request_id=_fresh(request_id), spec_json=json.dumps(spec), dry_run=dry_run)
         response = self._stub.SubmitJob(request, timeout=SUBMIT_DEADLINE_S)
         return Submitted(job_of(response.job), tuple(response.warnings))
 
@@ -111,7 +113,8 @@ class TrainClient:
         dry_run: bool = False,
     ) -> Submitted:
         """A new job from a checkpoint of another: `latest`, a step, or `a<attempt>-s<step>`."""
-        request = pb.ForkJobRequest(
+        request = asked(
+            pb.ForkJobRequest,
             request_id=_fresh(request_id),
             source=full_name(source),
             selector=selector,
@@ -146,7 +149,7 @@ class TrainClient:
 
     def get(self, job: str) -> JobView:
         """The job as it stands."""
-        return job_of(self._stub.GetJob(pb.GetJobRequest(name=full_name(job))).job)
+        return job_of(self._stub.GetJob(asked(pb.GetJobRequest, name=full_name(job))).job)
 
     def list(
         self, project: str = "", *, owner: str = "", states: Iterable[JobState] = (), page_size: int = 0
@@ -154,7 +157,8 @@ class TrainClient:
         """Jobs, newest first; pages are fetched as they are needed."""
         token = ""
         while True:
-            request = pb.ListJobsRequest(
+            request = asked(
+                pb.ListJobsRequest,
                 parent=f"projects/{project}" if project else "",
                 owner=owner,
                 states=[state_message(state) for state in states],
@@ -173,7 +177,7 @@ class TrainClient:
 
     def stacks(self, job: str, ranks: Sequence[int] = ()) -> Mapping[int, str]:
         """The Python stacks of ranks; none means all."""
-        request = pb.TakeJobStacksRequest(name=full_name(job), ranks=ranks)
+        request = asked(pb.TakeJobStacksRequest, name=full_name(job), ranks=ranks)
         return dict(self._stub.TakeJobStacks(request, timeout=30.0).stacks)
 
     def watch(self, job: str, after_revision: int = 0, *, give_up_s: float | None = None) -> Iterator[EventView]:
@@ -183,7 +187,7 @@ class TrainClient:
         name = full_name(job)
 
         def start(after: int) -> Any:
-            return self._stub.WatchJob(pb.WatchJobRequest(name=name, after_revision=after), timeout=STREAM_S)
+            return self._stub.WatchJob(asked(pb.WatchJobRequest, name=name, after_revision=after), timeout=STREAM_S)
 
         for message in follow(
             start, _revision_of, after_revision, give_up_s=give_up_s, longest_pause_s=LONGEST_PAUSE_S
@@ -216,7 +220,7 @@ class TrainClient:
     ) -> int:
         """Reads one stream of events until a wanted state, its end or the time's; the last revision that it brought."""
         try:
-            request = pb.WatchJobRequest(name=name, after_revision=after)
+            request = asked(pb.WatchJobRequest, name=name, after_revision=after)
             with self._stub.WatchJob(request, timeout=min(left_s, STREAM_S)) as stream:  # type: ignore[attr-defined]
                 for message in stream:
                     if message.WhichOneof("message") != "event":
@@ -238,8 +242,8 @@ class TrainClient:
         """
         failures = 0
         while True:
-            request = pb.ReadJobLogsRequest(
-                name=full_name(job), rank=rank, attempt=attempt, offset=offset, follow=follow_on
+            request = asked(
+                pb.ReadJobLogsRequest, name=full_name(job), rank=rank, attempt=attempt, offset=offset, follow=follow_on
             )
             try:
                 for piece in self._stub.ReadJobLogs(request, timeout=STREAM_S):
@@ -255,6 +259,8 @@ class TrainClient:
 
 def full_name(job: str) -> str:
     """`projects/<project>/jobs/<job>`, where a bare name is of the project `default`."""
+    if not isinstance(job, str):
+        raise PhalanxError("job", value=job, expected="the name of a job", remedy="give it as text")
     return job if "/" in job else f"projects/default/jobs/{job}"
 
 
@@ -271,7 +277,9 @@ def _fresh(request_id: str) -> str:
 
 
 def _write(kind: Callable[..., Request], job: str, request_id: str, expected_revision: int, **fields: Any) -> Request:
-    return kind(request_id=_fresh(request_id), name=full_name(job), expected_revision=expected_revision, **fields)
+    return asked(
+        kind, request_id=_fresh(request_id), name=full_name(job), expected_revision=expected_revision, **fields
+    )
 
 
 def _revision_of(message: pb.WatchJobResponse) -> int:

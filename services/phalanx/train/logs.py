@@ -105,5 +105,8 @@ class Logs:
             if rank in assignment.ranks:
                 return assignment.node_id
         raise NotFound(
-            "rank", value=rank, expected=f"a rank of attempt {attempt} of {name}", remedy="`phalanx job get` shows them"
+            "rank",
+            value=rank,
+            expected=f"a rank of attempt {attempt} of {name}",
+            remedy="`phalanx job show` and `phalanx job watch` tell attempts and ranks",
         )

@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, Lineage
-from phalanx.lineage.events import EventType
+from phalanx.lineage.events import EventType, JobState
 from phalanx.lineage.registry import JobName, Origin, RegisteredJob
 from phalanx.rpc.errors import AlreadyExists, FailedPrecondition, NotFound
 from phalanx.spec import Job as Spec
@@ -70,10 +70,18 @@ class Requests:
         """A new job from a checkpoint of another one."""
         job = self._book.job(source)
         before = parse_job(job.spec)
+        _refuse_two_names(name, overrides)
         named = [f"job.name={name or self._free_name(asked, source)}"]
         after = checked_spec(parse_job(apply_overrides(dict(job.spec), [*named, *overrides]), check_world=True))
         require_forkable(before, after)
         ref = resolve(Lineage(self._book.store(source)), selector)
+        if after.training.steps <= ref.step:
+            raise PhalanxError(
+                "training.steps",
+                value=after.training.steps,
+                expected=f"more than the {ref.step} steps of the checkpoint that the fork starts from",
+                remedy="raise it, or start from an earlier checkpoint",
+            )
         origin = Origin(source.project, source.uid, ref.attempt, ref.step)
         return self._take(asked, after, origin, dry_run=dry_run)
 
@@ -153,7 +161,7 @@ class Requests:
                     str(name),
                     value=str(job.state),
                     expected="a suspended, stopped or failed job",
-                    remedy="stop it first, or fork it",
+                    remedy="fork it, with more training.steps" if job.state is JobState.SUCCEEDED else "stop it first",
                 )
             before = parse_job(job.spec)
             after = checked_spec(parse_job(apply_overrides(dict(job.spec), overrides), check_world=True))
@@ -253,3 +261,11 @@ def _taken_id(request_id: str, other: Job) -> AlreadyExists:
     return AlreadyExists(
         "request_id", value=request_id, expected=f"a fresh id, as {other.name} was submitted with it", remedy="use one"
     )
+
+
+def _refuse_two_names(name: str, overrides: Sequence[str]) -> None:
+    given = next((each.partition("=")[2].strip("\"' ") for each in overrides if each.startswith("job.name=")), name)
+    if name and given != name:
+        raise PhalanxError(
+            "job.name", value=given, expected=f"the name {name!r} that was given apart, or none", remedy="give one name"
+        )

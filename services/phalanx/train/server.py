@@ -16,7 +16,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.lineage.events import JobEvent
 from phalanx.lineage.registry import JobName
 from phalanx.rpc import caller, ended
-from phalanx.rpc.errors import FailedPrecondition
+from phalanx.rpc.errors import FailedPrecondition, NotFound
 from phalanx.train.book import Book
 from phalanx.train.controller import Controller
 from phalanx.train.incidents import Incidents, Verdict
@@ -147,6 +147,9 @@ class TrainServicer(TrainServiceServicer):
             raise FailedPrecondition(
                 str(job.name), value=str(job.state), expected="a job whose ranks live", remedy="look at its logs"
             )
+        held = {rank for each in job.start.placement for rank in each.ranks}
+        if foreign := sorted(set(request.ranks) - held):
+            raise NotFound("rank", value=foreign[0], expected=f"a rank from 0 to {max(held)}", remedy="correct it")
         stacks: dict[int, str] = {}
         for each in job.start.placement:
             wanted = set(each.ranks) & set(request.ranks) if request.ranks else set(each.ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import DamagedObject
 from phalanx.lineage.documents import encode_document
 from phalanx.lineage.events import Assignment, Cause, EventLog, EventType, JobEvent, JobState, key_of
@@ -96,9 +96,19 @@ def test_event_number_that_is_taken_is_not_written(store: ObjectStore) -> None:
 def test_event_log_with_a_gap_is_damaged(store: ObjectStore) -> None:
     log = EventLog(store)
     log.append(event(1))
-    log.append(event(3))
+    store.create(key_of(3), encode_document(event(3)))
     with pytest.raises(DamagedObject, match="gap"):
         log.newest()
+
+
+def test_event_log_whose_storage_was_lost_is_not_begun_anew_over_it(store: ObjectStore) -> None:
+    log = EventLog(store)
+    assert log.append(event(1)) and log.append(event(2))
+    store.delete(key_of(1))
+    store.delete(key_of(2))
+    with pytest.raises(OutsideError, match="event 2 of the job is gone, so event 3 is not written"):
+        log.append(event(3))
+    assert list(store.list()) == []
 
 
 def test_event_under_another_number_is_damaged(store: ObjectStore) -> None:
