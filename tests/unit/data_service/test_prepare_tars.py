@@ -173,6 +173,7 @@ def test_tar_any_flipped_header_bit_is_an_error(tmp_path):
     [
         (b"99999999999999999999999 path=a\n", "its extended header there is broken"),
         (b"0 path=a\n", "its extended header there is broken"),
+        (b"107 size=" + b"9" * 97 + b"\n", "a sparse member or one without a size"),
         (b"12 size=-5x\n", "a sparse member or one without a size"),
         (b"22 GNU.sparse.major=1\n", "a sparse member"),
     ],
@@ -182,6 +183,15 @@ def test_tar_extended_header_that_lies_is_an_error(tmp_path, block, message):
     header.type, header.size = tarfile.XHDTYPE, len(block)
     data = header.tobuf(tarfile.USTAR_FORMAT) + block.ljust(512, b"\0") + tar_bytes(SAMPLES)
     assert message in str(error_of(tmp_path, data))
+
+
+@pytest.mark.parametrize("type_of", [tarfile.XHDTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.REGTYPE])
+@pytest.mark.parametrize("size", [-1, -(2**40), 2**62])
+def test_tar_header_with_a_size_that_cannot_be_is_an_error(tmp_path, type_of, size):
+    header = tarfile.TarInfo("x.txt")
+    header.type, header.size = type_of, size
+    data = header.tobuf(tarfile.GNU_FORMAT) + tar_bytes(SAMPLES)
+    assert isinstance(error_of(tmp_path, data), CorruptInput)
 
 
 def test_tar_of_many_samples_is_read_in_order_and_counted(tmp_path):
