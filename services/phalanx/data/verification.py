@@ -41,8 +41,7 @@ class Damage:
     offset: int | None = None
 
     def __str__(self) -> str:
-        member = "" if self.member is None else f" member {self.member}"
-        where = "" if self.offset is None else f"{member} at byte {self.offset}:"
+        where = "" if self.member is None else f" member {self.member} at byte {self.offset}:"
         return f"{self.key}:{where} {self.what}"
 
 

@@ -177,6 +177,24 @@ def test_verify_names_each_damage_with_its_offset(phalanx, url, tmp_path):
     assert (damage["shard"], damage["member"], damage["offset"]) == ("train-00000003", 0, 640)
 
 
+def test_verify_that_storage_ends_tells_what_was_found_so_far(phalanx, url, tmp_path, monkeypatch):
+    from phalanx.data import verification
+    from phalanx.objects.base import StoreError
+
+    path = tmp_path / "d" / "train" / "train-00000000.tar"
+    path.write_bytes(path.read_bytes()[:-1])
+    whole = verification._checked
+
+    def failing(store, split, entry, observe):
+        if entry.name == "train-00000004":
+            raise StoreError("the store is gone")
+        return whole(store, split, entry, observe)
+
+    monkeypatch.setattr(verification, "_checked", failing)
+    code, out, err = phalanx("data", "verify", url)
+    assert code == 1 and "train-00000000.tar" in out and "so far" in out and "the store is gone" in err
+
+
 def test_looking_at_data_on_s3_is_the_same(phalanx, s3_prefix, url, tmp_path):
     from phalanx.stream import open as open_documents
 

@@ -82,19 +82,26 @@ def _verify_dataset(url: str, as_json: bool) -> None:
     root = open_store(url)
     splits, checks, num_bytes = splits_at(root), 0, 0
     damages = [*verify_tokenizers(root, splits)]
-    with _bar() as bar:
-        task = bar.add_task("verify", total=sum(found.split.num_bytes for found in splits))
-        for found in splits:
-            for check in verify_split(found.store, found.split, lambda count: bar.advance(task, count)):
-                checks, num_bytes = checks + 1, num_bytes + check.num_bytes
-                damages += [(found.path, damage) for damage in check.damages]
+    is_done = False
+    try:
+        with _bar() as bar:
+            task = bar.add_task("verify", total=sum(found.split.num_bytes for found in splits))
+            for found in splits:
+                for check in verify_split(found.store, found.split, lambda count: bar.advance(task, count)):
+                    checks, num_bytes = checks + 1, num_bytes + check.num_bytes
+                    damages += [(found.path, damage) for damage in check.damages]
+        is_done = True
+    finally:
+        # What was found is told, too, where storage fails or the user has seen enough.
+        if not as_json:
+            for path, damage in damages:
+                typer.echo(f"{path}/{damage}".lstrip("/"))
+            typer.echo(
+                f"{checks} shards checked, {num_bytes:,} bytes, {len(damages)} damages{'' if is_done else ' so far'}"
+            )
     if as_json:
         rows = [{"path": path, **asdict(damage)} for path, damage in damages]
         print_json({"url": url, "shards": checks, "bytes": num_bytes, "ok": not damages, "damages": rows})
-    else:
-        for path, damage in damages:
-            typer.echo(f"{path}/{damage}".lstrip("/"))
-        typer.echo(f"{checks} shards checked, {num_bytes:,} bytes, {len(damages)} damages")
     if damages:
         raise typer.Exit(1)
 
