@@ -174,11 +174,18 @@ class Mixture:
         return stretches
 
     def _stretch_at(self, start: int, change: Change, given: tuple[int, ...]) -> _Stretch | None:
-        """The stretch that begins at `start`, or None where no source with a weight has anything left."""
-        left = [
-            weight if limit.windows is None or count < limit.windows else Fraction(0)
-            for weight, count, limit in zip(change.weights, given, self._limits, strict=True)
-        ]
+        """The stretch that begins at `start`, or None where no source with a weight has anything left, or one that
+        `stops` has not.
+        """
+        left = list(change.weights)
+        for source, (count, limit) in enumerate(zip(given, self._limits, strict=True)):
+            if not left[source] or limit.windows is None or count < limit.windows:
+                continue
+            left[source] = Fraction(0)
+            if all(source != out.source for out in self.ran_out):
+                self.ran_out += (RanOut(source, start),)
+            if limit.stops:
+                return None
         return _Stretch(start, given, normalised(left), change) if any(left) else None
 
     def _go_on(self, stretch: _Stretch, until: int) -> tuple[int, tuple[int, ...]]:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.stream import DamagedShard
-from phalanx.trainer.control import Orders
+from phalanx.trainer.control import Orders, Plan
 from phalanx.trainer.feed import StepInput
 from phalanx.trainer.recorder import StepResult
 from phalanx.trainer.schedule import learning_rate_factor
@@ -36,8 +36,7 @@ def train(session: Session) -> Ending:
     session.phases.enter("first_step", session.step + 1)
     while session.step < session.last_step and Orders.STOP not in word.orders:
         if session.step >= plan.horizon_step:
-            plan = session.control.renew(session.step)
-            session.feed.follow(plan)
+            plan = adopted(session, plan, session.control.renew(session.step))
         started = time.perf_counter()
         session.step += 1
         inputs = take(session)
@@ -78,6 +77,15 @@ def train(session: Session) -> Ending:
     saver.finish()
     dist.barrier()
     return Ending.FINISHED if session.step >= session.last_step else Ending.STOPPED
+
+
+def adopted(session: Session, before: Plan, plan: Plan) -> Plan:
+    """The feed follows `plan` from now on; a change of the mixture is told by rank 0."""
+    session.feed.follow(plan)
+    if session.rank == 0 and plan.mixture != before.mixture:
+        for change in plan.mixture[len(before.mixture) :]:
+            session.report("mixture", **session.reading.told_of(session.feed.view.mixture, change.position))
+    return plan
 
 
 def take(session: Session) -> StepInput:

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -204,6 +204,14 @@ class JobReading:
             source.name: count * source.order.seq_len / source.order.epoch_tokens
             for source, count in zip(self.sources, counts, strict=True)
         }
+
+    def told_of(self, mixture: Mixture, position: int) -> dict[str, Any]:
+        """What people want to know of a change at a position: from which step on which parts hold, and what follows."""
+        parts = dict.fromkeys((source.name for source in self.sources), 0.0)
+        if mixture.end is None or position < mixture.end:
+            weights = zip(self.sources, mixture.weights_at(position), strict=True)
+            parts = {source.name: float(weight) for source, weight in weights}
+        return {"step": self.step_of(position), "parts": parts, "foretold": list(self.foretold(mixture))}
 
     def foretold(self, mixture: Mixture) -> tuple[str, ...]:
         """What is known of sources that will have run out before the job's last step, a sentence each."""

@@ -54,6 +54,9 @@ class RunDisplay:
                 self._say(f"step {fields['step']}: held-out loss {_number(fields['loss'])}")
             case "committed":
                 self._say(f"checkpoint of step {fields['step']} committed", "green")
+            case "mixture":
+                parts = ", ".join(f"{name} {part:.3g}" for name, part in fields["parts"].items())
+                self._say("; ".join([f"from step {fields['step']} on: {parts}", *fields["foretold"]]))
             case "damage":
                 self._say(f"{fields['checkpoint']} is damaged and will not be used again: {fields['why']}", "red")
             case "non_finite" if event.rank == 0:
