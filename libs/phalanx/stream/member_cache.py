@@ -23,7 +23,7 @@ _MEMBER_MASK = (1 << _MEMBER_BITS) - 1
 Loaded: TypeAlias = list[Tokens | DamagedShard]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Piece:
     """A piece kept or being fetched. used: the reading that needed it last; members: keys of those that are open."""
 
@@ -158,7 +158,7 @@ class MemberCache:
             while self._kept_bytes > self._cache_bytes and len(self._pieces) > 1:
                 others = (other for other in self._pieces if other != key)
                 self._let_go(min(others, key=lambda other: self._pieces[other].used))
-        loaded.add_done_callback(lambda done: self._forget_failed(key, piece, done))
+        loaded.add_done_callback(lambda done: self._forget_failed(key, done))
         return piece
 
     def _let_go(self, key: tuple[int, int, int]) -> None:
@@ -168,10 +168,14 @@ class MemberCache:
         for member in piece.members:
             del self._open[piece.source][member]
 
-    def _forget_failed(self, key: tuple[int, int, int], piece: _Piece, done: Future[Loaded]) -> None:
+    def _forget_failed(self, key: tuple[int, int, int], done: Future[Loaded]) -> None:
         """A failure is told to those who wait for it, and not kept for those who ask later."""
-        if done.cancelled() or done.exception() is not None:
-            self._forget(key, piece)
+        if not done.cancelled() and done.exception() is None:
+            return
+        with self._lock:
+            # Found by its key: a callback that held the piece would keep it alive until the garbage is collected.
+            if (piece := self._pieces.get(key)) is not None and piece.loaded is done:
+                self._let_go(key)
 
     def _forget(self, key: tuple[int, int, int], piece: _Piece) -> None:
         with self._lock:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import weakref
 from fractions import Fraction
 
 import numpy as np
@@ -238,3 +240,20 @@ def test_reader_in_a_child_of_its_process_is_refused_at_once(remote):
         os._exit(1)
     reader.close()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+def test_pieces_that_are_let_go_are_gone_at_once():
+    """Not only when garbage is collected: a reader's memory must not depend on when that is."""
+    remote = Remote()
+    gc.disable()
+    try:
+        with remote.reader(cache_bytes=900) as reader:
+            alive = []
+            for position in range(remote.last):
+                reader.read(np.array([position]))
+                alive += [weakref.ref(piece) for piece in reader._members._pieces.values()]
+            kept = {id(piece) for piece in reader._members._pieces.values()}
+            lost = [ref for ref in alive if (piece := ref()) is not None and id(piece) not in kept]
+            assert len(set(map(id, alive))) > len(kept) and not lost
+    finally:
+        gc.enable()
