@@ -128,6 +128,8 @@ def _choose(
 
 
 def _nothing(given: str, left_out: Mapping[str, int]) -> PhalanxError:
+    if not left_out and Path(given).is_dir():
+        return PhalanxError(given, expected=f"files that we read ({_KNOWN})", remedy="it holds none: check the path")
     if not left_out:
         return PhalanxError(
             given, expected="a file, folder, pattern or s3:// URL", remedy="nothing is there: check the path"
