@@ -2,7 +2,7 @@
 later ones. The indices are made up beforehand or counted apart, so the figures hold no fetch.
 
 Run: python benchmarks/data/order.py [--shards 1000000] [--window 2000000000] [--rounds 7]; prints one JSON line a
-round, then the medians.
+round, then the medians. On a machine that does other work put `chrt -f 10` before it.
 """
 
 from __future__ import annotations
