@@ -29,6 +29,7 @@ from phalanx.lineage.events import JobState
 from phalanx.lineage.registry import JobName
 from phalanx.monitor.client import MonitorClient, connect_monitor
 from phalanx.rpc import ClientConfig, TimedOut, Unavailable, find_client
+from phalanx.rpc.credentials import TokenFile
 from phalanx.spec import Job, load_job
 from phalanx.spec.job import plain
 from phalanx.train.client import LogPiece, TrainClient, connect_train
@@ -91,8 +92,14 @@ class Client:
         path = self._config.security.token
         if path is None:
             return ""
-        claims: dict[str, Any] = jwt.decode(path.read_text().strip(), options={"verify_signature": False})
-        return str(claims["sub"])
+        token = TokenFile(path).read()
+        try:
+            claims: dict[str, Any] = jwt.decode(token, options={"verify_signature": False})
+            return str(claims["sub"])
+        except (jwt.InvalidTokenError, KeyError) as error:
+            raise PhalanxError(
+                str(path), expected=f"a token ({error})", remedy="run `phalanx up`, which makes it again"
+            ) from error
 
     # Jobs.
 

@@ -22,7 +22,7 @@ from phalanx.checkpoint.client import connect_checkpoint
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.data.client import connect_data
 from phalanx.lineage import CheckpointRef
-from phalanx.rpc import Credentials, Denied, read_client, read_service
+from phalanx.rpc import Credentials, Denied, read_client, read_service, write_config
 from phalanx.rpc.pki import open_authority
 from phalanx.rpc.tokens import Authority, Role, write_token
 from phalanx.train.client import connect_train
@@ -123,9 +123,7 @@ def test_client_with_a_wrong_certificate_is_refused(shared: Services, tmp_path: 
     why = {"foreign": "a certificate of another authority", "expired": "an expired certificate"}[kind]
     train.await_refusal("handshake", why)
     context = tmp_path / "client.toml"
-    text = shared.home.client.read_text()
-    own = credentials_of(shared)
-    context.write_text(text.replace(str(own.cert), str(files.cert)).replace(str(own.key), str(files.key)))
+    write_config(context, replace(read_client(shared.home.client), security=credentials))
     finished = run_cli(["job", "ls", "--context", context])
     assert finished.code != 0 and finished.out == ""
     told = [line for line in finished.err.splitlines() if line.startswith("phalanx: ")]

@@ -13,6 +13,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.home.layout import Home
 from phalanx.home.make import HomeSettings, make_home
 from phalanx.home.state import read_state
-from phalanx.rpc import pki, read_client
+from phalanx.rpc import pki, read_client, write_config
 from phalanx.rpc.tokens import Authority, Role, write_token
 from phalanx.spec.source import read_toml
 
@@ -310,11 +311,11 @@ def test_one_service_that_is_not_up_is_named_and_the_others_answer(
     say: Say, shared: Services, corpus: str, tmp_path: Path
 ) -> None:
     context = tmp_path / "client.toml"
-    text = shared.home.client.read_text()
-    data = read_client(shared.home.client).services["data"]
+    own = read_client(shared.home.client)
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
-        context.write_text(text.replace(data, f"127.0.0.1:{nobody.getsockname()[1]}"))
+        away = {"data": f"127.0.0.1:{nobody.getsockname()[1]}"}
+        write_config(context, replace(own, services={**own.services, **away}))
         one_line(say("data", "register", "words", corpus, "--context", context), "data", "phalanx up")
         assert say("job", "ls", "--context", context)[0] == 0
 
@@ -433,7 +434,8 @@ def test_clocks_an_hour_apart_change_nothing(operator: Say, shared: Services, ha
         path = tmp_path / f"{name}.token"
         write_token(path, authority.mint(name, Role.OPERATOR, lasts_s=lasts_s))
         context = tmp_path / f"{name}.toml"
-        context.write_text(shared.home.client.read_text().replace(str(shared.home.token(Role.OPERATOR)), str(path)))
+        own = read_client(shared.home.client)
+        write_config(context, replace(own, security=replace(own.security, token=path)))
         assert operator("job", "show", "halted", "--context", context)[0] == 0
 
 

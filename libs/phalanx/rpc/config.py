@@ -1,13 +1,14 @@
 """What a service and a client read when they start: addresses and paths, never a secret.
 
-`phalanx up` writes both kinds of file; relative paths in them start from the file's own folder.
+`phalanx up` writes both kinds of file; relative paths in them start from the file's own folder, so that a folder may be
+moved or copied as a whole.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
@@ -16,7 +17,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.objects import StorageSettings
 from phalanx.rpc.files import PUBLIC, read_bytes, write_atomically
 from phalanx.rpc.limits import Limits
-from phalanx.rpc.tables import Place, Scalar, built, read_table, toml
+from phalanx.rpc.tables import NOT_IN_FILE, Place, Scalar, built, read_table, toml
 
 DEFAULT_CONTEXT, CONTEXT_VARIABLE = Path("phalanx-home") / "client.toml", "PHALANX_CONTEXT"
 Table = TypeVar("Table")
@@ -74,7 +75,8 @@ class Database:
 class ServiceConfig:
     """One service's file. listen and metrics: host:port, port 0 takes a free one; metrics "" serves none. advertise:
     the address that others are told, "" for the one it listens on. services: addresses of the others by name.
-    storage: URL of the cluster's root. options: the service's own settings (see `option_table`).
+    storage: URL of the cluster's root. options: the service's own settings (see `option_table`). source: the file that
+    it was read from, where relative paths in `options` start; never in the file.
     """
 
     name: str
@@ -88,10 +90,11 @@ class ServiceConfig:
     services: Mapping[str, str] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     options: Mapping[str, Scalar] = field(default_factory=dict)
+    source: Path | None = field(default=None, compare=False, metadata=NOT_IN_FILE)
 
     def option_table(self, kind: type[Table]) -> Table:
         """The service's own settings as its frozen dataclass; raises PhalanxError for an unknown key or wrong type."""
-        return built(kind, self.options, Place(Path(f"{self.name}.toml"), ("options",)))
+        return built(kind, self.options, Place(self.source or Path(f"{self.name}.toml"), ("options",)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +119,7 @@ def read_service(path: Path) -> ServiceConfig:
     """The service's file; raises PhalanxError."""
     place = Place(path)
     table = read_table(path, "the configuration of a service", "run `phalanx up`, which writes it")
-    config = built(ServiceConfig, table, place)
+    config = replace(built(ServiceConfig, table, place), source=path.absolute())
     for key in ("listen", "advertise", "metrics"):
         if getattr(config, key) or key == "listen":
             split_address(getattr(config, key), str(place.at(key)))
@@ -141,8 +144,8 @@ def read_client(path: Path) -> ClientConfig:
 
 
 def write_config(path: Path, config: ServiceConfig | ClientConfig) -> None:
-    """The file from which `read_service` or `read_client` reads the same again."""
-    write_atomically(path, toml(config).encode(), PUBLIC)
+    """The file from which `read_service` or `read_client` reads the same again; paths below its folder are relative."""
+    write_atomically(path, toml(config, path.parent.absolute()).encode(), PUBLIC)
 
 
 _START = "start the services with `phalanx up`, or name a context with --context FILE or $PHALANX_CONTEXT"
@@ -159,7 +162,7 @@ def find_client(argument: Path | None = None, environ: Mapping[str, str] | None 
 def split_address(address: str, where: str) -> tuple[str, int]:
     """Host and port of host:port; raises PhalanxError."""
     host, _, port = address.rpartition(":")
-    if not host or not port.isascii() or not port.isdigit() or int(port) > 65535 or "/" in host:
+    if not host or not port.isascii() or not port.isdigit() or int(port[:6]) > 65535 or "/" in host:
         raise PhalanxError(
             where, value=address, expected="host:port with a port from 0 to 65535", remedy="correct the address"
         )

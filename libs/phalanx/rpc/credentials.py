@@ -11,7 +11,7 @@ import grpc
 from phalanx.core.errors import PhalanxError
 from phalanx.rpc.config import Credentials
 from phalanx.rpc.files import read_bytes
-from phalanx.rpc.pki import read_certificate
+from phalanx.rpc.pki import check_pair, read_certificate
 
 _REMEDY = "run `phalanx up`, which makes it, or correct the client's context"
 
@@ -50,6 +50,7 @@ def channel_credentials(credentials: Credentials) -> grpc.ChannelCredentials:
     """For a channel over mTLS; raises PhalanxError when a file cannot be read or does not hold what it should."""
     for path in (credentials.ca, credentials.cert):
         read_certificate(path)  # gRPC would fill stderr with words of its own
+    check_pair(credentials.cert, credentials.key, "the key of this client", _REMEDY)
     return grpc.ssl_channel_credentials(
         read_bytes(credentials.ca, "the certificate of the cluster's authority", _REMEDY),
         read_bytes(credentials.key, "the key of this client", _REMEDY),

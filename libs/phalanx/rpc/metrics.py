@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,7 @@ from phalanx.rpc.sockets import refuse_taken
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 IDLE_CONNECTION_S = 30
+PROCESS_HEADER = "X-Phalanx-Process"
 
 
 class CallMetrics:
@@ -43,7 +45,9 @@ class Metrics:
 
 
 class MetricsServer:
-    """Serves `/metrics` and `/healthz` by HTTP until closed."""
+    """Serves `/metrics` and `/healthz` by HTTP until closed. Answers carry the pid of this process (PROCESS_HEADER), so
+    that whoever started it knows that no other process has its port.
+    """
 
     def __init__(self, metrics: Metrics, listen: str, is_healthy: Callable[[], bool] = lambda: True) -> None:
         """listen: host:port, port 0 for a free one. Raises PhalanxError when the port is taken."""
@@ -96,6 +100,7 @@ def _handler(metrics: Metrics, is_healthy: Callable[[], bool]) -> type[BaseHTTPR
             self.send_response(code)
             self.send_header("Content-Type", content_type)
             self.send_header("Content-Length", str(len(body)))
+            self.send_header(PROCESS_HEADER, str(os.getpid()))
             self.end_headers()
             self.wfile.write(body)
 

@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
@@ -114,6 +114,19 @@ def read_certificate(path: Path) -> x509.Certificate:
         ) from None
 
 
+def check_pair(cert: Path, key: Path, what: str, remedy: str) -> None:
+    """Raises PhalanxError, which names the file, when `key` is no private key or not the one of the certificate.
+    what: whose key it is.
+    """
+    data = read_bytes(key, what, remedy)
+    try:
+        private = serialization.load_pem_private_key(data, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm):
+        raise PhalanxError(str(key), expected=f"{what}: a private key in PEM form", remedy=remedy) from None
+    if private.public_key() != read_certificate(cert).public_key():
+        raise PhalanxError(str(key), expected=f"{what} that belongs to {cert}", remedy=remedy)
+
+
 def is_issued_by(cert: x509.Certificate, authority: x509.Certificate) -> bool:
     """Whether the authority's key signed the certificate."""
     try:
@@ -174,7 +187,16 @@ def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ip_address(host))
     except ValueError:
+        pass
+    try:
         return x509.DNSName(host)
+    except ValueError:
+        raise PhalanxError(
+            "host in a certificate",
+            value=host,
+            expected="an IP address, or a host name in ASCII",
+            remedy="write the name as the DNS knows it (`xn--...`)",
+        ) from None
 
 
 def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:

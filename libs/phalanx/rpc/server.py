@@ -30,6 +30,7 @@ from phalanx.rpc.handlers import Access, Gate, Interceptor
 from phalanx.rpc.handshakes import HandshakeAudit
 from phalanx.rpc.limits import Limits, server_options
 from phalanx.rpc.metrics import CallMetrics, Metrics, MetricsServer
+from phalanx.rpc.pki import check_pair
 from phalanx.rpc.sockets import refuse_taken
 from phalanx.rpc.tokens import EVERYONE, Verifier
 
@@ -122,6 +123,7 @@ def serve(
     interceptor = Interceptor(
         Gate(Verifier.load(security.token_key)), {**STANDARD_ACCESS, **access}, config.limits, metrics.calls, tracer
     )
+    check_pair(security.cert, security.key, f"the key of {config.name}", "remove both and run `phalanx up`")
     credentials = grpc.ssl_server_credentials(
         [(_pem(config, "key"), _pem(config, "cert"))], _pem(config, "ca"), require_client_auth=True
     )

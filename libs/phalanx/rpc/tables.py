@@ -8,6 +8,7 @@ import types
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from phalanx.core.errors import PhalanxError
@@ -15,6 +16,7 @@ from phalanx.rpc.files import read_bytes
 
 Value = TypeVar("Value")
 Scalar = str | int | float | bool
+NOT_IN_FILE = MappingProxyType({"in_file": False})  # metadata of a field that no file holds
 
 
 def read_table(path: Path, what: str, remedy: str) -> dict[str, Any]:
@@ -44,7 +46,7 @@ class Place:
 def built(kind: type[Value], table: Mapping[str, Any], place: Place) -> Value:
     """The dataclass with the table's values; raises PhalanxError for an unknown or missing key or a wrong type."""
     assert is_dataclass(kind)
-    known: dict[str, Field[Any]] = {each.name: each for each in fields(kind)}
+    known: dict[str, Field[Any]] = {each.name: each for each in _in_file(kind)}
     for key in table:
         if key not in known:
             raise PhalanxError(str(place.at(key)), expected=f"one of {', '.join(known)}", remedy="remove or correct it")
@@ -106,17 +108,25 @@ def _wrong(raw: Any, expected: str, place: Place) -> PhalanxError:
     return PhalanxError(str(place), value=raw, expected=expected, remedy="correct the value")
 
 
-def toml(value: Any) -> str:
-    """The TOML text from which `built` makes the same dataclass again; None and empty tables are left out."""
-    return "\n".join(_lines(_plain(value), ())).strip() + "\n"
+def toml(value: Any, folder: Path) -> str:
+    """The TOML text from which `built` makes the same dataclass again, in a file of that folder: paths below it are
+    written relative to it. None and empty tables are left out.
+    """
+    return "\n".join(_lines(_plain(value, folder), ())).strip() + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _in_file(kind: Any) -> tuple[Field[Any], ...]:
+    return tuple(each for each in fields(kind) if each.metadata.get("in_file", True))
+
+
+def _plain(value: Any, folder: Path) -> Any:
     if is_dataclass(value):
-        return {each.name: _plain(getattr(value, each.name)) for each in fields(value)}
+        return {each.name: _plain(getattr(value, each.name), folder) for each in _in_file(value)}
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
-    return list(map(_plain, value)) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
+        return {key: _plain(each, folder) for key, each in value.items()}
+    if isinstance(value, Path):
+        return str(value.relative_to(folder) if value.is_relative_to(folder) else value)
+    return [_plain(each, folder) for each in value] if isinstance(value, tuple) else value
 
 
 def _lines(table: Mapping[str, Any], path: tuple[str, ...]) -> Iterator[str]:

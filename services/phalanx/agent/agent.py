@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
+import logging
 import os
 import secrets
 import tempfile
@@ -16,6 +17,7 @@ from typing import Self
 from phalanx.agent import preparing, records
 from phalanx.agent.access import ACCESS
 from phalanx.agent.attempts import Attempts
+from phalanx.agent.ending import write_end
 from phalanx.agent.execute import Executor
 from phalanx.agent.exports import Exports, to_monitor
 from phalanx.agent.figures import add_figures
@@ -40,6 +42,7 @@ from phalanx.trainer.local import ENTRY, PRELOAD
 
 DIGEST_DEADLINE_S = 120.0
 FLUSH_DEADLINE_S = 5.0
+LOG = logging.getLogger(__name__)
 OWN_PRELOAD = ("phalanx.trainer.agent_control",)  # of ranks that have an agent; without gRPC, which has threads
 
 
@@ -111,6 +114,7 @@ class Agent:
             self._node.stop(self._grace_s)
             self._uplink.flush(FLUSH_DEADLINE_S)
         finally:
+            self._say_end()
             self._servers.close()
             self._uplink.close()
             self._rank_server.stop(0.0)
@@ -133,8 +137,17 @@ class Agent:
         return to_monitor(config.services["monitor"], config.security.credentials, self.node_id)
 
     def _grace_s(self, held: HeldGang) -> float:
-        """The agent's own, or the job's `[deadlines]`."""
-        return self._options.stop_grace_s or held.facts.grace_s
+        """The job's `[deadlines]`, or the agent's own where that is shorter."""
+        return min(self._options.stop_grace_s or held.facts.grace_s, held.facts.grace_s)
+
+    def _say_end(self) -> None:
+        """A disk that is full must not keep the rest from ending."""
+        for each in self._node.killed:
+            LOG.error("%s", each)
+        try:
+            write_end(self._options.state_dir, self._node.killed)
+        except OSError as error:
+            LOG.error("the end cannot be told: %s", error)
 
     def _hello(self) -> pb.Hello:
         return pb.Hello(

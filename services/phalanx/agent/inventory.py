@@ -18,6 +18,7 @@ from phalanx.gang.network import network_environ
 from phalanx.rpc.files import write_atomically
 
 LOG = logging.getLogger(__name__)
+MAX_SLOTS = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,10 @@ def take_inventory(options: Options) -> Inventory:
     """
     gpus = visible(find_gpus(), os.environ)
     network_environ(options.address)
-    if options.slots < 0:
-        raise PhalanxError("options.slots", value=options.slots, expected="0 or more", remedy="correct or leave it out")
+    if not 0 <= options.slots <= MAX_SLOTS:
+        raise PhalanxError(
+            "options.slots", value=options.slots, expected=f"from 0 to {MAX_SLOTS}", remedy="correct or leave it out"
+        )
     num_cpus = len(os.sched_getaffinity(0))
     if gpus and options.slots > len(gpus):
         raise PhalanxError(

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from phalanx.agent import records
 from phalanx.agent.attempts import Attempt, Attempts
+from phalanx.agent.ending import Killed
 from phalanx.agent.exports import Exports
 from phalanx.agent.facts import JobFacts
 from phalanx.agent.gangs import GangKey, HeldGang
@@ -62,6 +63,7 @@ class Node:
         self._ended: dict[GangKey, pb.HeldGang] = {}
         self._committed: dict[GangKey, set[int]] = {}
         self._past: dict[str, tuple[str, Mapping[str, Durations]]] = {}
+        self._killed: list[Killed] = []
 
     def held(self) -> list[pb.HeldGang]:
         """The gangs that live here, and those whose end train has not acknowledged."""
@@ -209,6 +211,12 @@ class Node:
             held.end(0.0)
 
     @property
+    def killed(self) -> tuple[Killed, ...]:
+        """The gangs that did not commit before the end of this agent."""
+        with self._lock:
+            return tuple(self._killed)
+
+    @property
     def num_ranks(self) -> int:
         """Ranks of the gangs that live here."""
         with self._lock:
@@ -255,6 +263,8 @@ class Node:
                 job=key.job, attempt=key.attempt, ranks=held.order.local_ranks, state=ended.state
             )
             self._gangs.pop(key, None)
+            if self._is_stopping and outcome.first_cause is not None and outcome.first_cause.kind == "interrupted":
+                self._killed.append(Killed(key.job, key.attempt, ended.last_step, ended.committed_step))
             is_hang = outcome.first_cause is not None and outcome.first_cause.kind == "hang"
             self._past[key.job] = (held.facts.digest, {} if is_hang else held.past)  # learned anew after a hang
         self._let_go(key)

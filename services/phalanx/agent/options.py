@@ -15,7 +15,8 @@ class Options:
     slots: ranks that may run here at once; 0: one a GPU, or one a CPU where there is no GPU. address: under which ranks
     of other nodes reach this one; a loopback address serves a cluster of one node. nvlink_domain, rail, leaf_switch:
     where the node stands in the network; empty where unknown. socket: path of the Unix socket for ranks; empty: in
-    `state_dir`. stop_grace_s: for ranks to commit when the agent is told to end; 0: the job's own grace.
+    `state_dir`. stop_grace_s: for ranks to commit when the agent is told to end, where that is shorter than
+    the job's own grace; 0: always that.
     """
 
     state_dir: Path

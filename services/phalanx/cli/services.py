@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -19,10 +20,18 @@ if TYPE_CHECKING:
     from phalanx.home.state import HomeState
 
 HomeFolder = Annotated[
-    Path, typer.Option("--home", metavar="DIR", help="Folder of certificates, tokens, configurations, databases, logs.")
+    str, typer.Option("--home", metavar="DIR", help="Folder of certificates, tokens, configurations, databases, logs.")
 ]
-_DEFAULT_HOME = Path("phalanx-home")
-_NOT_UP = 1
+_DEFAULT_HOME = "phalanx-home"
+_NOT_UP, _LOST = 1, 1
+_MAX_SLOTS, _MAX_S, _NO_GRACE_S = 65_536, 1e8, 0.001
+
+
+def _seconds(value: float | None) -> float | None:
+    """Refuses what is no time."""
+    if value is not None and not value <= _MAX_S:  # NaN too
+        raise typer.BadParameter(f"{value} is no number of seconds up to {_MAX_S:g}")
+    return value
 
 
 def register(app: typer.Typer) -> None:
@@ -46,21 +55,44 @@ def up(
     port_base: Annotated[
         int, typer.Option(help="Port of the monitor's page; the services' follow. 0 takes free ones and keeps them.")
     ] = 7700,
-    slots: Annotated[int | None, typer.Option(min=1, help="Ranks that may run here (default: GPUs, or CPUs).")] = None,
+    page_password: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="File (mode 0600) with the page's password; without one the page is on a loopback address.",
+        ),
+    ] = None,
+    slots: Annotated[
+        int | None, typer.Option(min=1, max=_MAX_SLOTS, help="Ranks that may run here (default: GPUs, or CPUs).")
+    ] = None,
     no_agent: Annotated[bool, typer.Option("--no-agent", help="Services only; no ranks run on this machine.")] = False,
     dcgm: Annotated[str, typer.Option(metavar="HOST:PORT,...", help="dcgm-exporters to read GPUs from.")] = "",
     agent_grace: Annotated[
-        float, typer.Option(min=0, help="Seconds that ranks get to commit when the services are ended.")
+        float,
+        typer.Option(
+            min=0,
+            callback=_seconds,
+            help="Seconds that ranks get to commit when all is ended, where their job does not say fewer.",
+        ),
     ] = 120.0,
     detach: Annotated[bool, typer.Option("--detach", "-d", help="Return once everything is up.")] = False,
-    wait: Annotated[float, typer.Option(min=1, help="Seconds for everything to be up, with --detach.")] = 60.0,
+    wait: Annotated[
+        float, typer.Option(min=1, callback=_seconds, help="Seconds for everything to be up, with --detach.")
+    ] = 60.0,
     init_only: Annotated[bool, typer.Option("--init-only", help="Make the home folder and start nothing.")] = False,
     as_json: AsJson = False,
 ) -> int:
     """Start the services (data, train, checkpoint, monitor) and an agent here, and keep them alive."""
     from phalanx.client import absolute_url
-    from phalanx.home.make import HomeSettings, with_slots
+    from phalanx.home.folder import home_of, using
+    from phalanx.home.make import HomeSettings, check_settings, with_slots
     from phalanx.objects import StorageSettings
+
+    if detach and init_only:
+        raise PhalanxError(
+            "--detach", expected="no --init-only beside it, which starts nothing", remedy="leave one of them out"
+        )
+    place = home_of(home)
 
     settings = HomeSettings(
         storage=absolute_url(storage),
@@ -68,34 +100,41 @@ def up(
         host=host,
         hosts=tuple(name or ()),
         port_base=port_base,
-        options={"monitor": {"dcgm": dcgm}} if dcgm else {},
+        page_password=page_password,
+        options={
+            "agent": {"stop_grace_s": max(agent_grace, _NO_GRACE_S)},
+            **({"monitor": {"dcgm": dcgm}} if dcgm else {}),
+        },
     )
     settings = with_slots(settings, slots)
-    if detach:
-        return _up_detached(home, wait, as_json=as_json)
-    if init_only:
-        made = _made(home, settings)
-        facts = {"home": str(made.folder), "context": str(made.client)}
-        print_json(facts) if as_json else print_facts(facts, "home")
-        return 0
-    return _up(home, settings, with_agent=not no_agent, agent_grace_s=agent_grace, as_json=as_json)
+    with using(place):
+        check_settings(settings)
+        if detach:
+            return _up_detached(place, wait, as_json=as_json)
+        if init_only:
+            _make(place, settings)
+            facts = {"home": str(place.folder), "context": str(place.client)}
+            print_json(facts) if as_json else print_facts(facts, "home")
+            return 0
+        return _up(place, settings, with_agent=not no_agent, agent_grace_s=agent_grace, as_json=as_json)
 
 
-def _made(home: Path, settings: HomeSettings) -> Home:
-    from phalanx.home.layout import Home
+def _make(home: Home, settings: HomeSettings) -> None:
     from phalanx.home.make import make_home
     from phalanx.home.state import held
 
-    with held(Home(home.absolute())):
-        return make_home(home, settings)[0]
+    with held(home):
+        make_home(home.folder, settings)
 
 
-def _up(home: Path, settings: HomeSettings, *, with_agent: bool, agent_grace_s: float, as_json: bool) -> int:
+def _up(home: Home, settings: HomeSettings, *, with_agent: bool, agent_grace_s: float, as_json: bool) -> int:
     """In the foreground, until SIGINT or SIGTERM."""
     from phalanx.gang import StopSignals
-    from phalanx.home.layout import AGENT, SERVICES, Home
+    from phalanx.home.addresses import refuse_taken_ports
+    from phalanx.home.layout import AGENT, SERVICES
+    from phalanx.home.left import end_left
     from phalanx.home.make import make_home
-    from phalanx.home.state import held
+    from phalanx.home.state import begin, held
     from phalanx.home.supervisor import Supervisor, commands_of
 
     was_ready = False
@@ -112,11 +151,27 @@ def _up(home: Path, settings: HomeSettings, *, with_agent: bool, agent_grace_s: 
                 sys.stderr.write(f"everything is up; the page: {state.page_url}\n")
         was_ready = state.ready
 
-    with StopSignals() as stop, held(Home(home.absolute())):
-        made, addresses = make_home(home, settings)
-        names = (*SERVICES, AGENT) if with_agent else SERVICES
-        Supervisor(made, addresses, commands_of(made, names), agent_grace_s).run(stop, on_change)
-    return 0
+    names = (*SERVICES, AGENT) if with_agent else SERVICES
+    with StopSignals() as stop, held(home):
+        begin(home, agent_grace_s)
+        end_left(home, _say, lambda: bool(stop.count))
+        _, addresses = make_home(home.folder, settings)
+        refuse_taken_ports(addresses, names)
+        supervisor = Supervisor(home, addresses, commands_of(home, names, agent_grace_s), agent_grace_s)
+        supervisor.run(stop, on_change)
+    return _told_lost(supervisor.lost)
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"phalanx: {line}\n")
+    sys.stderr.flush()
+
+
+def _told_lost(lost: Sequence[str]) -> int:
+    """Tells what ranks did not commit; the exit code."""
+    for line in lost:
+        _say(line)
+    return _LOST if lost else 0
 
 
 def _tell(state: HomeState) -> None:
@@ -128,60 +183,83 @@ def _tell(state: HomeState) -> None:
     sys.stderr.write(", ".join(words) + "\n")
 
 
-def _up_detached(home: Path, wait_s: float, *, as_json: bool) -> int:
+def _up_detached(home: Home, wait_s: float, *, as_json: bool) -> int:
     """The same command without `--detach`, in a session of its own."""
     from phalanx.home.detached import start_detached, wait_ready
-    from phalanx.home.layout import Home
+    from phalanx.home.left import end_left
     from phalanx.home.state import is_held, is_up
 
-    place = Home(home.absolute())
-    if is_held(place):
-        raise is_up(place)
+    if is_held(home):
+        raise is_up(home)
+    end_left(home, _say)
     arguments = [each for each in sys.argv[sys.argv.index("up") + 1 :] if each not in ("--detach", "-d", "--json")]
-    process = start_detached(place, arguments)
+    process = start_detached(home, arguments)
     try:
-        state = wait_ready(place, process, wait_s, lambda _: None)
+        state = wait_ready(home, process, wait_s, lambda _: None)
     except BaseException:
         process.terminate()
         process.wait()
         raise
-    _print_state(place, state, as_json=as_json)
+    _print_state(home, state, as_json=as_json)
     return 0
 
 
 def down(
     home: HomeFolder = _DEFAULT_HOME,
-    wait: Annotated[float, typer.Option(min=1, help="Seconds for everything to end.")] = 180.0,
+    wait: Annotated[
+        float | None,
+        typer.Option(
+            min=1,
+            callback=_seconds,
+            help="Seconds for everything to end (default: what the processes were given).",
+            show_default=False,
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> int:
-    """End the services and the agent of a home; running jobs commit first and go on at the next `phalanx up`."""
+    """End the services and the agent of a home; running jobs commit first and go on at the next `phalanx up`. Exit 1
+    where ranks had to be killed before they had committed.
+    """
     from phalanx.home.detached import end
-    from phalanx.home.layout import Home
+    from phalanx.home.folder import home_of, using
 
-    place = Home(home.absolute())
-    was_up = end(place, wait)
+    place = home_of(home)
+    with using(place):
+        ended = end(place, wait, _say)
     if as_json:
-        print_json({"home": str(place.folder), "was_up": was_up})
-    elif not was_up:
+        print_json({"home": str(place.folder), "was_up": ended.was_up, "lost": list(ended.lost)})
+    elif not ended.was_up:
         raise PhalanxError(
             "--home",
             value=str(place.folder),
             expected="a folder whose services are up",
             remedy="name the one with which they were started",
         )
-    return 0
+    return _told_lost(ended.lost)
 
 
 def status(home: HomeFolder = _DEFAULT_HOME, as_json: AsJson = False) -> int:
     """Show the processes of a home; exit 1 unless all of them are up."""
-    from phalanx.home.layout import Home
+    from phalanx.home.folder import home_of, using
+    from phalanx.home.places import living
     from phalanx.home.state import read_state
 
-    place = Home(home.absolute())
-    state = read_state(place)
+    place = home_of(home)
+    with using(place):
+        state = read_state(place)
+        left = living(place) if state is None else ()
     if state is None:
         if as_json:
-            print_json({"home": str(place.folder), "up": False, "processes": []})
+            rows = [asdict(each) for each in left]
+            print_json({"home": str(place.folder), "up": False, "processes": [], "left_behind": rows})
+        elif left:
+            print_table(
+                ("process", "state", "pid"), [(each.name, "ending", str(each.pid)) for each in left], "services"
+            )
+            _say(
+                f"the supervisor of {place.folder} was killed; these end by themselves, the agent once its ranks have"
+                " committed; `phalanx down` waits for them, `phalanx up` waits and starts all again"
+            )
         else:
             sys.stderr.write(f"phalanx: nothing is up in {place.folder}; `phalanx up` starts the services\n")
         return _NOT_UP

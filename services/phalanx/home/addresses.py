@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import random
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.home.layout import AGENT, SERVICES
+from phalanx.rpc.config import split_address
+from phalanx.rpc.sockets import refuse_taken
 
 DEFAULT_PORT_BASE = 7700
 _METRICS_OFFSET = 10
@@ -31,7 +33,7 @@ class Addresses:
         return f"http://{self.page}/"
 
 
-def counted(host: str, base: int) -> Addresses:
+def counted(host: str, base: int, page_host: str) -> Addresses:
     """The page at `base`, services behind it, metrics ten further on."""
     if not 1 <= base <= 65535 - _METRICS_OFFSET - len(SERVICES) - 1:
         raise PhalanxError(
@@ -43,10 +45,10 @@ def counted(host: str, base: int) -> Addresses:
     services = {name: f"{host}:{base + 1 + index}" for index, name in enumerate(SERVICES)}
     names = (*SERVICES, AGENT)
     metrics = {name: f"{host}:{base + 1 + _METRICS_OFFSET + index}" for index, name in enumerate(names)}
-    return Addresses(services, metrics, f"{host}:{base}")
+    return Addresses(services, metrics, f"{page_host}:{base}")
 
 
-def free(host: str) -> Addresses:
+def free(host: str, page_host: str = "") -> Addresses:
     """Ports that nobody listens on now, below those that systems hand out for outgoing connections: one of those may be
     taken again before the process that it was found for listens on it.
     """
@@ -54,7 +56,7 @@ def free(host: str) -> Addresses:
     ports = iter(random.SystemRandom().sample(FREE_PORTS, len(FREE_PORTS)))
     with ExitStack() as stack:
 
-        def take() -> str:
+        def take(host: str = host) -> str:
             for port in ports:
                 probe = stack.enter_context(socket.socket())
                 try:
@@ -66,7 +68,18 @@ def free(host: str) -> Addresses:
                 return f"{host}:{port}"
             raise OutsideError(f"no port of {host} from {FREE_PORTS.start} to {FREE_PORTS.stop} is free")
 
-        return Addresses({name: take() for name in SERVICES}, {name: take() for name in names}, take())
+        return Addresses({name: take() for name in SERVICES}, {name: take() for name in names}, take(page_host or host))
+
+
+def refuse_taken_ports(addresses: Addresses, names: Collection[str]) -> None:
+    """Raises PhalanxError, which names the process, when one of those cannot listen where it is to. A process that
+    listens there might answer for it.
+    """
+    for name in names:
+        if name in addresses.services:
+            refuse_taken(*split_address(addresses.services[name], name), name)
+        refuse_taken(*split_address(addresses.metrics[name], name), f"the metrics of {name}")
+    refuse_taken(*split_address(addresses.page, "page"), "the monitor's page")
 
 
 def _no_address(host: str, error: OSError) -> PhalanxError:

@@ -8,13 +8,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 from phalanx.core.errors import OutsideError, PhalanxError
-from phalanx.home.layout import Home
-from phalanx.home.state import HomeState, is_held, read_state
+from phalanx.home.layout import AGENT, Home
+from phalanx.home.left import end_left
+from phalanx.home.places import living
+from phalanx.home.state import HomeState, is_held, read_last_end, read_state
 
 _PAUSE_S = 0.1
 _START_DEADLINE_S = 10.0
+_QUIET_S = 2.0
+_LONGEST_END_S = 120.0  # of all processes, beyond the grace of ranks
 
 
 def start_detached(home: Home, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -52,29 +58,68 @@ def wait_ready(
     raise OutsideError(f"the services of {home.folder} are not up within {deadline_s:g} s; see {home.log('up')}")
 
 
-def end(home: Home, deadline_s: float) -> bool:
-    """Ends the supervisor of the folder, and with it its processes; False where none lives. Raises OutsideError past
-    the deadline.
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """was_up: whether anything lived. lost: what ranks did not commit before they were killed."""
+
+    was_up: bool
+    lost: tuple[str, ...] = ()
+
+
+def end(home: Home, deadline_s: float | None = None, tell: Callable[[str], None] = lambda _: None) -> Ended:
+    """Ends the supervisor of the folder, and with it its processes; or what one that was killed left behind. tell:
+    takes what is waited for, once that lasts.
+
+    deadline_s: None: as long as the processes are given. Raises OutsideError past the deadline.
     """
-    end_s = time.monotonic() + deadline_s
-    pid = _supervisor(home)
-    if pid is None:
-        return False
-    os.kill(pid, signal.SIGTERM)
+    state = _supervisor(home)
+    if state is None:
+        return Ended(bool(living(home)), tuple(end_left(home, tell)))
+    pid = state.supervisor
+    longest_s = state.agent_grace_s + _LONGEST_END_S if deadline_s is None else deadline_s
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    _await_end(home, pid, longest_s, tell)
+    left = end_left(home, tell)  # the supervisor was killed meanwhile
+    lost = read_last_end(home, pid)
+    if lost is None and not left:
+        return Ended(True, (f"the supervisor (pid {pid}) ended without a word: ranks may not have committed",))
+    return Ended(True, (*(lost or ()), *left))
+
+
+def _await_end(home: Home, pid: int, deadline_s: float, tell: Callable[[str], None]) -> None:
+    start_s, told, words = time.monotonic(), "", ""
     while is_held(home):
-        if time.monotonic() > end_s:
-            raise OutsideError(f"the supervisor (pid {pid}) of {home.folder} did not end within {deadline_s:g} s")
+        passed_s = time.monotonic() - start_s
+        state = read_state(home)
+        if state is not None:
+            words = _waited_for(state)
+        if passed_s > _QUIET_S and words != told:
+            tell(f"waiting for {words}")
+            told = words
+        if passed_s > deadline_s:
+            raise OutsideError(
+                f"the supervisor (pid {pid}) of {home.folder} did not end within {deadline_s:g} s: it still waits for"
+                f" {words}; `phalanx down` again waits on"
+            )
         time.sleep(_PAUSE_S)
-    return True
 
 
-def _supervisor(home: Home) -> int | None:
-    """Its pid; it holds the lock a moment before it says who it is."""
+def _waited_for(state: HomeState) -> str:
+    alive = [each for each in state.processes if each.pid]
+    for each in alive:
+        if each.name == AGENT:
+            return f"the agent (pid {each.pid}): its ranks commit first, for {state.agent_grace_s:g} s at most"
+    return ", ".join(f"{each.name} (pid {each.pid})" for each in alive) or "the supervisor itself"
+
+
+def _supervisor(home: Home) -> HomeState | None:
+    """What it says; it holds the lock a moment before it says who it is."""
     end_s = time.monotonic() + _START_DEADLINE_S
     while is_held(home):
         state = read_state(home)
         if state is not None:
-            return state.supervisor
+            return state
         if time.monotonic() > end_s:
             raise OutsideError(f"the supervisor of {home.folder} holds its lock and does not say who it is")
         time.sleep(_PAUSE_S)

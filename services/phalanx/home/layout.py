@@ -64,6 +64,15 @@ class Home:
         """Node id and logs of ranks."""
         return self.folder / "agent"
 
+    def place(self, name: str) -> Path:
+        """Held by the living process of that name."""
+        return self.folder / "processes" / name
+
+    @property
+    def last_end(self) -> Path:
+        """What the supervisor that ended last says of it."""
+        return self.folder / "last-end.json"
+
     @property
     def state(self) -> Path:
         """What the supervisor says of its processes."""

@@ -6,7 +6,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -31,11 +31,12 @@ class ProcessState:
 
 @dataclass(frozen=True, slots=True)
 class HomeState:
-    """supervisor: its pid."""
+    """supervisor: its pid. agent_grace_s: what ranks get to commit in, when they are told to end."""
 
     supervisor: int
     page_url: str
     processes: tuple[ProcessState, ...]
+    agent_grace_s: float = 0.0
 
     @property
     def ready(self) -> bool:
@@ -58,10 +59,16 @@ def read_state(home: Home) -> HomeState | None:
         return None
     try:
         fields: dict[str, Any] = json.loads(home.state.read_bytes())
+        processes = tuple(ProcessState(**each) for each in fields.pop("processes"))
+        return HomeState(**fields, processes=processes)
     except FileNotFoundError:
         return None
-    processes = tuple(ProcessState(**each) for each in fields["processes"])
-    return HomeState(fields["supervisor"], fields["page_url"], processes)
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise PhalanxError(
+            str(home.state),
+            expected="what the supervisor wrote",
+            remedy="remove it; end the process that holds up.lock beside it (`lsof` names it), and start again",
+        ) from None
 
 
 def is_held(home: Home) -> bool:
@@ -69,11 +76,11 @@ def is_held(home: Home) -> bool:
     ends.
     """
     try:
-        descriptor = os.open(home.lock, os.O_RDWR)
+        descriptor = os.open(home.lock, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:
@@ -107,6 +114,26 @@ def _lock(descriptor: int, home: Home) -> None:
                 continue
             raise is_up(home) from None
         return
+
+
+def begin(home: Home, agent_grace_s: float) -> None:
+    """Says who the supervisor is, before it has processes."""
+    write_state(home, HomeState(os.getpid(), "", (), agent_grace_s))
+    write_last_end(home, ())
+
+
+def write_last_end(home: Home, lost: Sequence[str]) -> None:
+    """How this supervisor ended its processes. lost: what ranks did not commit."""
+    write_atomically(home.last_end, json.dumps({"supervisor": os.getpid(), "lost": list(lost)}).encode() + b"\n")
+
+
+def read_last_end(home: Home, supervisor: int) -> tuple[str, ...] | None:
+    """What was lost when the supervisor of that pid ended its processes; None where it did not say."""
+    try:
+        said = json.loads(home.last_end.read_bytes())
+        return tuple(map(str, said["lost"])) if said["supervisor"] == supervisor else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def is_up(home: Home) -> PhalanxError:

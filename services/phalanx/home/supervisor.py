@@ -2,7 +2,8 @@
 
 A process that exits with code 2 was told something that its user must change: it is not started again, and the
 supervisor ends with that. Anything else is started again, after a pause that doubles while it keeps dying. The state
-file is written before anybody is told of a change. Killed, the supervisor takes its processes with it (`child`).
+file is written before anybody is told of a change. Killed, the supervisor takes its processes with it (`child`); who
+starts the home next waits for their end (`left`).
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from phalanx.agent.ending import read_end
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.gang import StopSignals
 from phalanx.home.addresses import Addresses
 from phalanx.home.layout import AGENT, Home
-from phalanx.home.state import HomeState, ProcessState, write_state
+from phalanx.home.left import AGENT_END_S
+from phalanx.home.state import HomeState, ProcessState, write_last_end, write_state
+from phalanx.rpc.metrics import PROCESS_HEADER
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S, SETTLED_AFTER_S = 0.2, 10.0, 30.0
 TICK_S = 0.1
@@ -45,6 +49,7 @@ class _Child:
     restarts: int = 0
     ready: bool = False
     last_exit: str = ""
+    log_start: int = 0
 
     @property
     def state(self) -> ProcessState:
@@ -56,26 +61,33 @@ class _Child:
         """Start it; its output is appended to its log."""
         self.log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self.log.open("ab") as log:
+            self.log_start = log.tell()
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
         self.started_s, self.ready = time.monotonic(), False
 
-    def end(self, grace_s: float) -> None:
-        """SIGTERM, and SIGKILL after the grace."""
+    def end(self, grace_s: float) -> bool:
+        """SIGTERM, and SIGKILL after the grace; False when that was needed."""
         if self.process is None:
-            return
+            return True
+        is_willing = True
         self.process.terminate()
         try:
             self.process.wait(grace_s)
         except subprocess.TimeoutExpired:
+            is_willing = False
             self.process.kill()
             self.process.wait()
         self.last_exit, self.process, self.ready = _told(self.process.returncode), None, False
+        return is_willing
 
 
 class Supervisor:
-    """The processes of one home. commands: by name (see `commands_of`), each serves /healthz at `addresses.metrics`."""
+    """The processes of one home. commands: by name (see `commands_of`), each serves /healthz at `addresses.metrics`.
+    agent_grace_s: how long ranks may take to commit when all ends; the agent itself sees to that. lost: what they did
+    not commit, once all has ended.
+    """
 
     def __init__(
         self, home: Home, addresses: Addresses, commands: Mapping[str, Sequence[str]], agent_grace_s: float
@@ -85,6 +97,7 @@ class Supervisor:
             _Child(name, home.log(name), addresses.metrics[name], command) for name, command in commands.items()
         ]
         self._told: HomeState | None = None
+        self.lost: tuple[str, ...] = ()
 
     def run(self, stop: StopSignals, on_change: Callable[[HomeState], None]) -> None:
         """Until a stop is asked for. on_change: told of every new state. Raises PhalanxError when a process says that
@@ -117,14 +130,14 @@ class Supervisor:
             elif (code := child.process.poll()) is not None:
                 self._settle(child, code, now_s)
             elif not child.ready:
-                child.ready = _is_healthy(child.health)
+                child.ready = _is_healthy(child.health, child.process.pid)
 
     def _settle(self, child: _Child, code: int, now_s: float) -> None:
         child.last_exit, child.process, child.ready = _told(code), None, False
         if code == USER_ERROR:
             raise PhalanxError(
                 child.name,
-                expected=f"to start ({_last_line(child.log) or 'see its log'})",
+                expected=f"to start ({_last_words(child.log, child.log_start) or 'see its log'})",
                 remedy=f"see {child.log}",
             )
         if now_s - child.started_s > SETTLED_AFTER_S:
@@ -134,7 +147,8 @@ class Supervisor:
         child.restarts += 1
 
     def _tell(self, on_change: Callable[[HomeState], None]) -> None:
-        state = HomeState(os.getpid(), self._addresses.page_url, tuple(child.state for child in self._children))
+        processes = tuple(child.state for child in self._children)
+        state = HomeState(os.getpid(), self._addresses.page_url, processes, self._agent_grace_s)
         if state != self._told:
             write_state(self._home, state)
             self._told = state
@@ -143,22 +157,49 @@ class Supervisor:
     def _end(self, on_change: Callable[[HomeState], None]) -> None:
         """The agent first, while the services still take its ranks' last checkpoint."""
         for child in sorted(self._children, key=lambda child: child.name != AGENT):
-            child.end(self._agent_grace_s if child.name == AGENT else SERVICE_GRACE_S)
+            if child.name == AGENT:
+                self.lost = self._end_agent(child)
+            else:
+                self._terminate()
+                child.end(SERVICE_GRACE_S)
             self._tell(on_change)
+        write_last_end(self._home, self.lost)
+
+    def _terminate(self) -> None:
+        """All at once: they end side by side."""
+        for child in self._children:
+            if child.process is not None:
+                child.process.terminate()
+
+    def _end_agent(self, child: _Child) -> tuple[str, ...]:
+        """What its ranks did not commit. The agent ends them after their grace; only one that hangs is killed here."""
+        if child.process is None:
+            return ()
+        pid, grace_s = child.process.pid, self._agent_grace_s + AGENT_END_S
+        if not child.end(grace_s):
+            return (f"the agent (pid {pid}) did not end within {grace_s:g} s and was killed with its ranks",)
+        return tuple(map(str, read_end(self._home.agent_state, pid) or ()))
 
 
-def commands_of(home: Home, names: Sequence[str]) -> dict[str, list[str]]:
+def commands_of(home: Home, names: Sequence[str], agent_grace_s: float) -> dict[str, list[str]]:
     """How the processes of those names are started by this one, so that they end with it."""
-    start = [sys.executable, "-m", "phalanx.home.child", str(os.getpid())]
-    return {name: [*start, f"phalanx.{name}", "--config", str(home.config(name))] for name in names}
+    start = [sys.executable, "-m", "phalanx.home.child"]
+
+    def command(name: str) -> list[str]:
+        order = ["--grace", str(agent_grace_s)] if name == AGENT else ["--after", str(home.place(AGENT))]
+        module = [str(os.getpid()), f"phalanx.{name}", "--config", str(home.config(name))]
+        return [*start, "--place", str(home.place(name)), *order, *module]
+
+    return {name: command(name) for name in names}
 
 
-def _is_healthy(address: str) -> bool:
-    """Whether the process answers on /healthz."""
+def _is_healthy(address: str, pid: int) -> bool:
+    """Whether the process of that pid answers on /healthz, and no other one in its place."""
     connection = http.client.HTTPConnection(address, timeout=_PROBE_DEADLINE_S)
     try:
         connection.request("GET", "/healthz")
-        return connection.getresponse().status == http.HTTPStatus.OK
+        answer = connection.getresponse()
+        return answer.status == http.HTTPStatus.OK and answer.headers[PROCESS_HEADER] == str(pid)
     except (OSError, http.client.HTTPException):
         return False
     finally:
@@ -171,10 +212,11 @@ def _told(code: int) -> str:
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
-def _last_line(log: Path) -> str:
-    """What the process said last, without its name in front."""
+def _last_words(log: Path, start: int) -> str:
+    """What the process said for its user, or said last, since its log was so long; without its name in front."""
     try:
-        lines = log.read_text(errors="replace").strip().splitlines()
+        lines = log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
     except OSError as error:
         raise OutsideError(f"the log {log} cannot be read: {error.strerror}") from error
-    return lines[-1].removeprefix("phalanx: ") if lines else ""
+    for_user = [line for line in lines if line.startswith("phalanx: ")] or lines
+    return for_user[-1].removeprefix("phalanx: ") if for_user else ""

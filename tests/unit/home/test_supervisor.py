@@ -23,10 +23,11 @@ from phalanx.home.supervisor import Supervisor
 
 DEADLINE_S = 20.0
 HEALTHY = """
-    import http.server, sys
+    import http.server, os, sys
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self):
             self.send_response(200)
+            self.send_header("X-Phalanx-Process", str(os.getpid()))
             self.end_headers()
         def log_message(self, *arguments):
             pass
