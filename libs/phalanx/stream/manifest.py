@@ -20,6 +20,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Discriminator,
+    Field,
     NonNegativeInt,
     PositiveInt,
     StringConstraints,
@@ -64,6 +65,7 @@ INLINE_SHARDS = 4096
 _MAX_FOLDERS_LOOKED_AT = 8
 _REMEDY = "prepare the dataset again into an empty folder, or use the version of Phalanx that wrote it"
 
+_Count = Annotated[int, Field(gt=0, lt=1 << 53)]
 _Digest = Annotated[str, StringConstraints(pattern=r"^xxh3:[0-9a-f]{32}$")]
 
 
@@ -72,9 +74,9 @@ class ShardColumns(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     names: list[str]
-    bytes: list[PositiveInt]
-    documents: list[PositiveInt]
-    tokens: list[PositiveInt]
+    bytes: list[_Count]
+    documents: list[_Count]
+    tokens: list[_Count]
     digests: list[_Digest]
     index_digests: list[_Digest]
     ids_digests: list[_Digest]
@@ -101,7 +103,7 @@ class NameRule(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     prefix: str
-    digits: PositiveInt
+    digits: Annotated[int, Field(gt=0, le=20)]
 
 
 class ShardTableFile(BaseModel):
@@ -109,7 +111,7 @@ class ShardTableFile(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
     table: Literal["shards.safetensors"]
-    count: PositiveInt
+    count: Annotated[int, Field(gt=0, le=1 << 32)]
     bytes: PositiveInt
     digest: Annotated[str, StringConstraints(pattern=r"^sha256:[0-9a-f]{64}$")]
     names: NameRule

@@ -197,6 +197,7 @@ class Order:
 
     def _block_at(self, token: int) -> tuple[int, int, int]:
         """Epoch and block number that hold a token of the stream, and the block's first token."""
+        assert token >= 0
         epoch, within = divmod(token, self.epoch_tokens)
         starts = self._epoch(epoch).starts
         number = int(np.searchsorted(starts, within, side="right")) - 1

@@ -126,6 +126,8 @@ def test_open_split_damaged_table_names_the_object(tmp_path, damage, is_file):
         ({"shards": {"bytes": 0}}, "greater than 0"),
         ({"shards": {"digest": "sha256:0"}}, "shards.table.digest"),
         ({"shards": {"table": "../other"}}, "shards.table.table"),
+        ({"shards": {"count": 1 << 70}}, "shards.table.count"),
+        ({"shards": {"names": {"prefix": "t-", "digits": 1 << 40}}}, "shards.table.names.digits"),
         ({"shards": {"surprise": 1}}, "surprise"),
     ],
 )
@@ -168,12 +170,16 @@ def test_decode_table_wrong_column_is_refused_by_name(column):
         decode_table(len(header).to_bytes(8, "little") + header + data[8 + length :], NumberedNames("t-", 8, 3))
 
 
-def test_open_split_digest_of_another_form_is_one_line(tmp_path):
+@pytest.mark.parametrize(
+    ("column", "value"), [("digests", "md5:0"), ("bytes", 1 << 63), ("tokens", 0), ("documents", 2.5)]
+)
+def test_open_split_value_of_another_form_is_one_line(tmp_path, column, value):
     store = open_store(f"file://{tmp_path}")
     write_split(store, numbered_documents([[3], [4]]))
     root = json.loads(store.read("manifest.json"))
-    root["shards"]["digests"][1] = "md5:0"
+    root["shards"][column][1] = value
     store.delete("manifest.json")
     store.create("manifest.json", canonical_json(root))
-    with pytest.raises(PhalanxError, match=r"shards\.columns\.digests\.1"):
+    with pytest.raises(PhalanxError, match=rf"shards\.columns\.{column}\.1") as error:
         open_split(store)
+    assert "\n" not in str(error.value)
