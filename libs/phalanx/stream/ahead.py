@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.stream.order import Order
@@ -21,10 +21,10 @@ class BlockAhead:
     many are left; both blocks together get `budget_bytes`.
     """
 
-    def __init__(
-        self, order: Order, start: Callable[[SegmentColumns, int], int], threads: Executor, budget_bytes: int
-    ) -> None:
-        self._order, self._start, self._threads, self._budget_bytes = order, start, threads, budget_bytes
+    def __init__(self, order: Order, start: Callable[[SegmentColumns, int], int], budget_bytes: int) -> None:
+        self._order, self._start, self._budget_bytes = order, start, budget_bytes
+        # One thread: what the allocator keeps for each thread that ever planned a block would add up.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="phalanx-ahead")
         self._planned = range(0)
         self._last: Future[None] | None = None
 
@@ -35,7 +35,11 @@ class BlockAhead:
         if self._last is not None and self._last.done():
             self._last.result()
         self._planned = range(window, self._block_end(window))
-        self._last = self._threads.submit(self._plan, self._planned)
+        self._last = self._thread.submit(self._plan, self._planned)
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._thread.shutdown(wait=True, cancel_futures=True)
 
     def _plan(self, windows: range) -> None:
         try:

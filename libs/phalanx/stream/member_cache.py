@@ -50,11 +50,11 @@ class MemberCache:
         self._kept_bytes, self._reading = 0, 0
         self._lock = threading.Lock()
         self._pid = os.getpid()
-        self.threads = ThreadPoolExecutor(num_threads, thread_name_prefix="phalanx-stream")
+        self._threads = ThreadPoolExecutor(num_threads, thread_name_prefix="phalanx-stream")
 
     def close(self) -> None:
         """Ends the threads; what they are fetching is dropped."""
-        self.threads.shutdown(wait=True, cancel_futures=True)
+        self._threads.shutdown(wait=True, cancel_futures=True)
 
     @property
     def kept_bytes(self) -> int:
@@ -152,7 +152,7 @@ class MemberCache:
         with self._lock:
             if (kept := self._pieces.get(key)) is not None:
                 return kept
-            loaded = self.threads.submit(self._sources[source].load, shard, number)
+            loaded = self._threads.submit(self._sources[source].load, shard, number)
             piece = self._pieces[key] = _Piece(source, loaded, num_bytes, self._reading)
             self._kept_bytes += num_bytes
             while self._kept_bytes > self._cache_bytes and len(self._pieces) > 1:

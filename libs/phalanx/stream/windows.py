@@ -124,7 +124,7 @@ class MixtureReader:
             return self._members.ahead(number, segments, budget_bytes)
 
         budget_bytes = self._members.cache_bytes // len(self._sources)
-        return BlockAhead(self._sources[number].order, start, self._members.threads, budget_bytes)
+        return BlockAhead(self._sources[number].order, start, budget_bytes)
 
     def follow(self, view: View) -> None:
         """Reads the same sources by another view from now on: the journal has changed."""
@@ -134,6 +134,8 @@ class MixtureReader:
 
     def close(self) -> None:
         """Ends the threads that fetch ahead."""
+        for ahead in self._ahead:
+            ahead.close()
         self._members.close()
 
     def __enter__(self) -> Self:
