@@ -30,6 +30,7 @@ from corpus import BATCH, SEQ_LEN, flat_tokens, machine, order_of, write_split
 from phalanx.objects import ObjectStore, StorageSettings, fsspec_options, open_store
 from phalanx.stream import WindowReader, open_split
 from phalanx.stream.node_cache import NodeCache
+from phalanx.stream.pieces import SplitPieces
 
 RANGE_BYTES, IN_FLIGHT = 8 << 20, 8
 
@@ -72,6 +73,19 @@ def epoch(store: ObjectStore, cache: NodeCache | None) -> None:
     assert read == count
 
 
+def pieces(store: ObjectStore) -> None:
+    """All pieces of the split, fetched and verified as a reader does, and dropped."""
+    split = open_split(store)
+    order = order_of(store, split)
+    source = SplitPieces(store, split, order.index_of)
+    wanted = [
+        (shard, piece) for shard in range(split.num_shards) for piece in range(len(source.cut(shard).first_members) - 1)
+    ]
+    with ThreadPoolExecutor(IN_FLIGHT) as threads:
+        found = threads.map(lambda each: all(isinstance(tokens, np.ndarray) for tokens in source.load(*each)), wanted)
+        assert all(found)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("endpoint")
@@ -112,6 +126,7 @@ def main() -> None:
         "raw, obstore through phalanx.objects": all_ranges(lambda key, a, b: store.read(key, a, b - a)),
         "raw, boto3": all_ranges(through_boto3),
         "raw, s3fs": all_ranges(lambda key, a, b: files.cat_file(f"{bucket}/split/{key}", start=a, end=b)),
+        "reader's pieces, fetched and verified": lambda: pieces(store),
         "reader": lambda: epoch(open_store(url, settings), None),
         "reader, filling a node's cache": through_cache,
     }
