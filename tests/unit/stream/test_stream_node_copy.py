@@ -117,6 +117,27 @@ def test_node_copy_lock_held_for_ever_is_waited_for_a_bounded_time(tmp_path):
         assert 0.2 <= time.monotonic() - began < 10
 
 
+HOLDER = """
+import fcntl, os, sys, time
+file = os.open(sys.argv[1], os.O_RDONLY)
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+def test_node_copy_holder_of_the_lock_that_is_killed_keeps_nobody_waiting(tmp_path):
+    folder = tmp_path / "objects"
+    folder.mkdir(mode=0o700)
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(get, remote(), folder, lock_wait_s=600)
+        holder.kill()
+        assert waiting.result(30) == DATA
+    assert holder.wait(30) == -signal.SIGKILL
+
+
 def test_node_copy_least_used_are_removed_and_stay_readable_for_who_mapped_them(tmp_path, monkeypatch):
     monkeypatch.setattr(node_copy, "KEPT_FILES", 2)
     folder, store, held = tmp_path / "objects", FaultyStore(open_store("memory://")), []
