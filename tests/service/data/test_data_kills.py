@@ -88,7 +88,8 @@ def test_registrations_while_the_service_is_killed_are_each_there_once(tmp_path,
 def test_reports_while_the_service_is_killed_are_each_decided_once(tmp_path):
     data = write_dataset(f"file://{tmp_path}/corpus", num_shards=8)
     with data_process(tmp_path) as service:
-        job = register_job(service.storage, f"{data}/train", more={"recovery": {"on_bad_shard": "skip"}})
+        recovery = {"on_bad_shard": "skip", "bad_shard_budget": 1.0}
+        job = register_job(service.storage, f"{data}/train", more={"recovery": recovery})
         open_attempt(job)
         for shard in range(0, 8, 2):
             (tmp_path / f"corpus/train/t-{shard:08d}.tar").write_bytes(b"damaged")
@@ -119,7 +120,8 @@ def test_service_whose_database_is_deleted_answers_as_before(tmp_path):
     data = write_dataset(f"file://{tmp_path}/corpus")
     other = write_dataset(f"file://{tmp_path}/other", seed=2)
     with data_process(tmp_path) as service:
-        job = register_job(service.storage, f"{data}/train", more={"recovery": {"on_bad_shard": "skip"}})
+        recovery = {"on_bad_shard": "skip", "bad_shard_budget": 1.0}
+        job = register_job(service.storage, f"{data}/train", more={"recovery": recovery})
         open_attempt(job)
         (tmp_path / "corpus/train/t-00000003.tar").unlink()
         with service.client() as client:
