@@ -13,16 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.jobs import (
-    PREPARE,
-    Run,
-    assert_proven,
-    lineage_of,
-    run_cli,
-    run_here,
-    write_corpus,
-    write_job,
-)
+from support.jobs import Run, assert_proven, lineage_of, run_cli, run_here, write_corpus
+from support.mixtures import mixed_job, second_corpus
 
 from phalanx.core.errors import PhalanxError
 from phalanx.data.left_out import left_out_by
@@ -36,34 +28,12 @@ from phalanx.trainer.places import job_store
 from phalanx.trainer.preflight import Origin, prepare
 
 BATCH, STEPS, RELAYOUT = 8, 28, 24
-SOURCES = """
-[data.sources.web]
-url = "{web}/train"
-weight = 3
-[data.sources.code]
-url = "{code}/train"
-weight = 1
-"""
 
 
 @pytest.fixture(scope="module")
 def code(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Another corpus with the tokenizer of `corpus`."""
-    folder = Path(tmp_path_factory.mktemp("code"))
-    url = (folder / "data").as_uri()
-    tokenizer = corpus.removeprefix("file://") + "/tokenizer.json"
-    text = write_corpus(folder / "text", 40, seed=2)
-    finished = run_cli(["data", "prepare", text, "--out", url, "--tokenizer", tokenizer, *PREPARE[2:]])
-    assert finished.code == 0, finished.err
-    return url
-
-
-def mixed_job(folder: Path, corpus: str, code: str, *, steps: int = STEPS, more: str = "") -> Path:
-    folder.mkdir(exist_ok=True)
-    path = write_job(folder, corpus, steps=steps)
-    lines = [line for line in path.read_text().splitlines() if not line.startswith("train = ")]
-    path.write_text("\n".join(lines) + "\n" + SOURCES.format(web=corpus, code=code) + more)
-    return path
+    """See `support.mixtures.second_corpus`."""
+    return second_corpus(Path(tmp_path_factory.mktemp("code")), corpus)
 
 
 def windows_read(path: Path) -> dict[int, int]:
@@ -81,7 +51,7 @@ def mixed(corpus: str, code: str, server: ForkServer, tmp_path_factory: pytest.T
     """The job file of a run that was killed after step 5, whose weights were changed while its second attempt went on,
     and whose last four steps one rank read instead of two.
     """
-    path = mixed_job(Path(tmp_path_factory.mktemp("mixed")), corpus, code)
+    path = mixed_job(Path(tmp_path_factory.mktemp("mixed")), corpus, code, steps=STEPS)
 
     def trouble(run: Run, event: Event) -> None:
         if event.kind == "progress" and event.fields["step"] == 5 and run.tally.attempts == [1]:
@@ -93,6 +63,8 @@ def mixed(corpus: str, code: str, server: ForkServer, tmp_path_factory: pytest.T
 
     first = run_here(path, server, f"training.steps={RELAYOUT}", on_event=trouble)
     assert first.outcome is not None and first.outcome.ok and first.outcome.attempts == 2, first.outcome
+    (told,) = first.of("mixture")
+    assert told.fields["parts"] == pytest.approx({"code": 6 / 9, "web": 3 / 9})
     second = run_here(path, server, "cluster.nproc=1")
     assert second.outcome is not None and second.outcome.ok, second.outcome
     return path
@@ -125,7 +97,7 @@ def test_mixture_through_a_kill_a_change_of_weights_and_a_relayout_is_proved(mix
 def test_mixture_replayed_from_its_job_file_and_journal_reads_the_same(
     mixed: Path, corpus: str, code: str, server: ForkServer, tmp_path: Path
 ) -> None:
-    path = mixed_job(tmp_path / "again", corpus, code)
+    path = mixed_job(tmp_path / "again", corpus, code, steps=STEPS)
     assert run_here(path, server, "training.steps=2", "cluster.nproc=1").tally.step == 2
     (change,) = changes_of(mixed)
     lineage_of(path).append_journal(1, MIXTURE_KIND, change.position, {"weights": dict(change.weights)})
@@ -171,7 +143,7 @@ def test_fork_with_other_weights_goes_on_with_each_source_where_it_stood(
 def test_run_whose_source_has_no_more_ends_there_and_said_so_before(
     corpus: str, code: str, server: ForkServer, tmp_path: Path
 ) -> None:
-    path = mixed_job(tmp_path / "short", corpus, code, more='epochs = 0.1\nwhen_out = "stop"\n')
+    path = mixed_job(tmp_path / "short", corpus, code, steps=STEPS, more='epochs = 0.1\nwhen_out = "stop"\n')
     job = load_job(path)
     reading = JobReading.of(job, None)
     last = reading.last_step(reading.mixture())
