@@ -32,10 +32,15 @@ class _Begun:
 
 
 class PrepareDisplay:
-    """A context manager that takes the progress of a preparation. clock: seconds."""
+    """A context manager that takes the progress of a preparation.
 
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock = console, clock
+    clock: seconds. chunks: what making chunks is called.
+    """
+
+    def __init__(
+        self, console: Console, clock: Callable[[], float] = time.monotonic, chunks: str = _TITLES[Phase.CHUNKS]
+    ) -> None:
+        self._console, self._clock, self._titles = console, clock, {**_TITLES, Phase.CHUNKS: chunks}
         self._bars = Bars(
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
@@ -62,7 +67,7 @@ class PrepareDisplay:
         now = self._clock()
         if progress.phase not in self._phases:
             total, done = progress.total_bytes, progress.num_bytes
-            task = self._bars.add_task(_TITLES[progress.phase], total=total, completed=done, rates="")
+            task = self._bars.add_task(self._titles[progress.phase], total=total, completed=done, rates="")
             self._phases[progress.phase] = _Begun(task, now, done, now)
         begun = self._phases[progress.phase]
         elapsed_s = max(now - begun.began_s, 1e-3)
@@ -71,7 +76,7 @@ class PrepareDisplay:
         if not self._console.is_terminal and now - begun.said_s >= _LINE_EVERY_S:
             begun.said_s = now
             self._console.print(
-                f"{_TITLES[progress.phase]}: {progress.num_bytes / max(progress.total_bytes, 1):.1%} of "
+                f"{self._titles[progress.phase]}: {progress.num_bytes / max(progress.total_bytes, 1):.1%} of "
                 f"{progress.total_bytes / 1e6:,.1f} MB  {rates}{_left(progress, begun.first_bytes, elapsed_s)}",
                 markup=False,
                 highlight=False,
@@ -93,8 +98,10 @@ def _left(progress: Progress, first_bytes: int, elapsed_s: float) -> str:
     return f"  {left_s // 3600}:{left_s // 60 % 60:02}:{left_s % 60:02} left"
 
 
-def print_report(console: Console, report: PrepareReport) -> None:
-    """Prints the splits, and what was dropped or mended, with an example of each."""
+def print_report(console: Console, report: PrepareReport, *, expects_held_out: bool = True) -> None:
+    """Prints the splits, and what was dropped or mended, with an example of each; expects_held_out: says where there is
+    no held-out split.
+    """
     rows = [
         (split.name, split.num_shards, split.num_documents, split.num_tokens, split.num_bytes, split.digest)
         for split in (report.train, report.held_out)
@@ -109,7 +116,7 @@ def print_report(console: Console, report: PrepareReport) -> None:
             examples = report.examples.get(name, ())
             shown = f", as {examples[0]!r}" if examples else ""
             console.print(f"{count:,} {name.replace('_', ' ')}{shown}", markup=False, highlight=False, soft_wrap=True)
-    if report.held_out is None:
+    if report.held_out is None and expects_held_out:
         console.print("no document fell into the held-out split: raise --held-out-fraction if you want one")
 
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from import_kit import DIGEST, EOS, files_below, imported, read_back, rows_of, settings, write_mds
 
+import phalanx.stream
 from phalanx.core.errors import PhalanxError
 from phalanx.data.importing import ImportSettings, Understanding, import_part, import_recipe, import_tokens, merge
 from phalanx.data.prepare import Part
@@ -39,6 +40,17 @@ def test_import_leaves_no_chunk_and_gives_the_report_again(source: Path, tmp_pat
     assert again == first
     assert files_below(tmp_path / "out") == before
     assert not any(name.startswith("chunks/") for name in before)
+
+
+def test_imported_documents_are_read_as_they_were_by_a_notebook(tmp_path: Path) -> None:
+    """Also those without EOS, which no reader looks for."""
+    np.save(tmp_path / "rows.npy", np.arange(8, 68).reshape(20, 3))
+    imported(tmp_path / "rows.npy", tmp_path / "out", settings())
+    documents = phalanx.stream.open(f"file://{tmp_path}/out/train")
+    assert len(documents) == 20
+    assert documents[17].tokens.tolist() == [59, 60, 61]
+    assert documents[17].id == "rows.npy#17"
+    assert documents[17].text is None
 
 
 def test_import_in_parts_gives_the_same_bytes_in_any_order(source: Path, tmp_path: Path) -> None:

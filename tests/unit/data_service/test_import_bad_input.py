@@ -15,6 +15,7 @@ from import_kit import DIGEST, files_below, imported, rows_of, settings, write_m
 
 from phalanx.core.errors import PhalanxError
 from phalanx.data.importing import Boundaries, Format, ImportSettings, import_tokens
+from phalanx.data.prepare.inputs.objects import InputObject
 from phalanx.objects import open_store
 
 ROWS = rows_of(50)
@@ -296,3 +297,55 @@ def test_import_with_another_tokenizer_than_its_digest_says_is_refused(tmp_path:
     assert "a tokenizer.json" in refused(tmp_path / "a.npy", given, tmp_path / "out")
     given = ImportSettings(tokenizer=tmp_path / "none.json", tokenizer_digest=DIGEST)
     assert "no such file" in refused(tmp_path / "a.npy", given, tmp_path / "out")
+
+
+@pytest.mark.parametrize("kind", ["index", "mds", "idx", "npy", "arrow", "parquet"])
+def test_import_of_a_file_with_damage_anywhere_never_ends_in_anything_but_one_line(tmp_path: Path, kind: str) -> None:
+    source, given, rows = tmp_path / "in", settings(), ROWS[:30]
+    source.mkdir()
+    target = source / f"a.{kind}"
+    if kind in ("index", "mds"):
+        source, target = source / "mds", source / "mds" / ("index.json" if kind == "index" else "shard.00000.mds")
+        write_mds(source, rows)
+        edit_index(source, lambda index: [shard["raw_data"].update(hashes={}) for shard in index["shards"]])
+    elif kind == "idx":
+        write_megatron(source / "a", rows)
+    elif kind == "npy":
+        np.save(target, np.arange(8, 40))
+    else:
+        table = pa.table({"input_ids": [row.tolist() for row in rows], "name": [f"é{n}" for n in range(30)]})
+        given = settings(id_column="name")
+        if kind == "parquet":
+            pq.write_table(table, target, row_group_size=10)
+        else:
+            with pa.ipc.new_stream(target, table.schema) as writer:
+                writer.write_table(table, max_chunksize=10)
+    whole, generator, refusals = target.read_bytes(), np.random.default_rng(5), 0
+    for number in range(25):
+        damaged, place = bytearray(whole), int(generator.integers(min(len(whole), 3000)))
+        if number % 3 == 0:
+            del damaged[place : place + int(generator.integers(1, 9))]
+        else:
+            damaged[place] = int(generator.integers(256))
+        target.write_bytes(damaged)
+        try:
+            imported(source, tmp_path / f"out{number}", given)
+        except PhalanxError as error:
+            refusals += 1
+            assert "\n" not in str(error)
+    assert refusals
+
+
+def test_import_of_a_parquet_file_that_changes_while_it_is_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, read = tmp_path / "a.parquet", InputObject.range
+    pq.write_table(pa.table({"input_ids": [row.tolist() for row in ROWS]}), source)
+
+    def cut_then_read(self: InputObject, start: int, stop: int) -> bytes:
+        if start < 4000 < stop or start == 4:  # a page, not the footer
+            cut(source, 10)
+        return read(self, start, stop)
+
+    monkeypatch.setattr(InputObject, "range", cut_then_read)
+    assert "as it was listed" in refused(source, settings(), tmp_path / "out", is_clean=False)

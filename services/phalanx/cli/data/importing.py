@@ -123,7 +123,7 @@ def import_tokens(
     if threads < 1:
         raise PhalanxError("--workers", value=workers, expected="1 or more", remedy="raise it or leave it out")
     store = open_store(out)
-    with PrepareDisplay(Console(stderr=True)) as display:
+    with PrepareDisplay(Console(stderr=True), chunks="import") as display:
         if chosen is not None:
             made = import_part(inputs, store, settings, chosen, display.observe, threads)
         else:
@@ -131,7 +131,7 @@ def import_tokens(
     if chosen is not None:
         print_json(asdict(made)) if as_json else print_part(Console(), made)
     else:
-        show_report(report, as_json)
+        show_report(report, as_json, expects_held_out=held_out_fraction > 0)
 
 
 def _choice(option: str, given: str | None, kind: type[Kind]) -> Kind | None:

@@ -108,11 +108,11 @@ def merge(out: Out, as_json: AsJson = False) -> None:
     recipe = import_recipe(store)
     with PrepareDisplay(Console(stderr=True)) as display:
         report = run_merge(store, display.observe) if recipe is None else merge_import(store, recipe, display.observe)
-    show_report(report, as_json)
+    show_report(report, as_json, expects_held_out=recipe is None)
 
 
-def show_report(report: PrepareReport, as_json: bool) -> None:
-    """Prints what came out."""
+def show_report(report: PrepareReport, as_json: bool, *, expects_held_out: bool = True) -> None:
+    """Prints what came out; see `print_report`."""
     from rich.console import Console
 
     from phalanx.cli.data_display import print_report
@@ -120,4 +120,4 @@ def show_report(report: PrepareReport, as_json: bool) -> None:
     if as_json:
         print_json(asdict(report))
     else:
-        print_report(Console(), report)
+        print_report(Console(), report, expects_held_out=expects_held_out)

@@ -23,6 +23,7 @@ from phalanx.data.prepare.inputs.pieces import PIECE_BYTES
 _FILE_MAGIC = b"ARROW1"
 _STREAM_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _ROWS_AT_ONCE = 1024
+_BROKEN = (pa.ArrowException, OSError, ValueError)  # what pyarrow raises for bytes that it can't make sense of
 
 
 def arrow_piece(files: Files, path: str, stream: int, how: Understanding) -> ArrowPiece:
@@ -35,9 +36,9 @@ def arrow_piece(files: Files, path: str, stream: int, how: Understanding) -> Arr
         raise malformed(where, "a whole arrow file", "it ends early or is none")
     try:
         schema = _reader(files.seekable(path, num_bytes), is_file=is_file).schema
-    except pa.ArrowInvalid as error:
+        column, id_column = _columns(where, schema, how)
+    except _BROKEN as error:
         raise malformed(where, "an arrow file", f"it is none ({error})") from error
-    column, id_column = _columns(where, schema, how)
     return ArrowPiece(path, num_bytes, stream, column, id_column)
 
 
@@ -50,7 +51,7 @@ def parquet_pieces(files: Files, path: str, stream: int, how: Understanding) -> 
         about = pq.ParquetFile(files.seekable(path, num_bytes))
         groups = [about.metadata.row_group(number) for number in range(about.metadata.num_row_groups)]
         column, id_column = _columns(where, about.schema_arrow, how)
-    except (pa.ArrowInvalid, OSError) as error:
+    except _BROKEN as error:
         raise malformed(where, "a parquet file", f"it is cut or none ({error})") from error
     rows = np.array([group.num_rows for group in groups], np.int64)
     sizes = np.array([max(group.total_byte_size, 1) for group in groups], np.int64)
@@ -78,7 +79,7 @@ def arrow_rows(files: Files, piece: ArrowPiece) -> Iterator[Rows]:
         for batch in _batches(files.seekable(piece.path, piece.num_bytes)):
             yield from _rows(where, piece.path, first_row, batch, piece.column, piece.id)
             first_row += batch.num_rows
-    except pa.ArrowInvalid as error:
+    except _BROKEN as error:
         raise malformed(where, "a whole arrow file", f"it ends early or is none ({error})") from error
 
 
@@ -87,12 +88,12 @@ def parquet_rows(files: Files, piece: ParquetPiece) -> Iterator[Rows]:
     where, first_row = files.shown(piece.path), piece.first_row
     columns = [piece.column, piece.id] if piece.id else [piece.column]
     try:
-        file = pq.ParquetFile(files.seekable(piece.path, piece.file_bytes))
+        file = pq.ParquetFile(files.seekable(piece.path, piece.file_bytes), page_checksum_verification=True)
         groups = list(range(piece.first, piece.stop))
         for batch in file.iter_batches(_ROWS_AT_ONCE, groups, columns, use_threads=False):
             yield from _rows(where, piece.path, first_row, batch, piece.column, piece.id)
             first_row += batch.num_rows
-    except (pa.ArrowInvalid, OSError) as error:
+    except _BROKEN as error:
         raise malformed(where, "a whole parquet file", f"it does not open ({error})") from error
 
 
@@ -148,7 +149,9 @@ def _is_name(schema: Any, name: str) -> bool:
 
 def _rows(where: str, path: str, first_row: int, batch: Any, column: str, id_column: str) -> Iterator[Rows]:
     """The rows of a record batch, in blocks."""
-    lists, names = batch.column(column), _names(where, first_row, batch, id_column)
+    lists = batch.column(column)
+    lists.validate(full=True)  # offsets of a damaged file would be followed anywhere
+    names = _names(where, first_row, batch, id_column)
     lengths = _lengths(where, first_row, lists)
     for start, stop in groups_of(lengths, BLOCK_TOKENS):
         values = lists.slice(start, stop - start).flatten()
@@ -173,7 +176,9 @@ def _lengths(where: str, first_row: int, lists: Any) -> Any:
 def _names(where: str, first_row: int, batch: Any, id_column: str) -> Sequence[str] | None:
     if not id_column:
         return None
-    names = batch.column(id_column).to_pylist()
+    column = batch.column(id_column)
+    column.validate(full=True)
+    names = column.to_pylist()
     if None in names:
         raise BadTokens(
             f"{where}, row {first_row + names.index(None)}",

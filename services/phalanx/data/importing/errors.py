@@ -13,7 +13,9 @@ class BadTokens(PhalanxError):
 
 def malformed(where: str, expected: str, found: str) -> BadTokens:
     """The error for a file that is cut, of another version, or contradicts itself."""
-    return BadTokens(where, expected=f"{expected}, {found}", remedy="copy the file again, or name another input")
+    return BadTokens(
+        where, expected=f"{expected}, {' '.join(found.split())}", remedy="copy the file again, or name another input"
+    )
 
 
 def require_pyarrow(where: str) -> None:

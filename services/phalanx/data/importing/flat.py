@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from dataclasses import dataclass
+from tokenize import TokenError
 from typing import ClassVar
 
 import numpy as np
@@ -61,7 +62,7 @@ def npy_pieces(files: Files, path: str, stream: int, *, has_rows: bool) -> list[
         version = np.lib.format.read_magic(stream_of_head)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read(stream_of_head)
-    except ValueError as error:
+    except (ValueError, SyntaxError, TokenError) as error:  # its header is a piece of Python
         raise malformed(where, "a .npy file", f"its header is none ({error})") from error
     if dtype.kind not in "iu":
         raise BadTokens(where, value=str(dtype), expected="ids of an integer type", remedy="import ids, not numbers")

@@ -160,44 +160,87 @@ def _shards(where: str, data: bytes) -> list[dict[str, Any]]:
     return shards
 
 
-def _piece(files: Files, where: str, folder: str, stream: int, how: Understanding, shard: dict[str, Any]) -> MdsPiece:
-    try:
-        names, encodings = [str(name) for name in shard["column_names"]], [str(e) for e in shard["column_encodings"]]
-        sizes = [int(size or 0) for size in shard["column_sizes"]]
-        raw, packed = dict(shard["raw_data"]), dict(shard.get("zip_data") or {})
-        row_path, raw_bytes, samples = _below(folder, raw["basename"]), int(raw["bytes"]), int(shard["samples"])
-        compression = str(shard.get("compression") or "").split(":")[0]
-    except (KeyError, TypeError, ValueError) as error:
-        raise malformed(where, "an index of MDS shards", f"an entry is broken ({error!r})") from error
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file as the index has it."""
+
+    path: str
+    num_bytes: int
+    hashes: Mapping[str, str]
+
+    @staticmethod
+    def of(folder: str, entry: Mapping[str, Any]) -> _File:
+        name = str(entry["basename"])
+        hashes = {str(kind): str(digest) for kind, digest in dict(entry.get("hashes") or {}).items()}
+        return _File(f"{folder}/{name}" if folder else name, int(entry["bytes"]), hashes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """A shard as the index has it. packed: its compressed file, where there is one."""
+
+    names: list[str]
+    encodings: list[str]
+    sizes: list[int]
+    samples: int
+    compression: str
+    raw: _File
+    packed: _File | None
+
+    @staticmethod
+    def of(where: str, folder: str, shard: Mapping[str, Any]) -> _Entry:
+        """Raises BadTokens for an entry that makes no sense."""
+        try:
+            entry = _Entry(
+                [str(name) for name in shard["column_names"]],
+                [str(encoding) for encoding in shard["column_encodings"]],
+                [int(size or 0) for size in shard["column_sizes"]],
+                int(shard["samples"]),
+                str(shard.get("compression") or "").split(":")[0],
+                _File.of(folder, shard["raw_data"]),
+                _File.of(folder, shard["zip_data"]) if shard.get("zip_data") else None,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            raise malformed(where, "an index of MDS shards", f"an entry is broken ({error!r})") from error
+        numbers = (entry.samples, entry.raw.num_bytes, *entry.sizes)
+        if (
+            min(numbers) < 0
+            or max(numbers) >= 1 << 32
+            or not len(entry.names) == len(entry.encodings) == len(entry.sizes)
+        ):
+            raise malformed(where, "an index of MDS shards", "an entry is broken (its numbers make no sense)")
+        return entry
+
+
+def _piece(
+    files: Files, where: str, folder: str, stream: int, how: Understanding, shard: Mapping[str, Any]
+) -> MdsPiece:
+    entry = _Entry.of(where, folder, shard)
+    names, encodings, raw = entry.names, entry.encodings, entry.raw
     token = _token_column(where, names, encodings, how.column)
-    path, listed, hashes = row_path, raw_bytes, dict(raw.get("hashes") or {})
-    if packed:
-        packed_path = _below(folder, str(packed["basename"]))
-        if files.size(packed_path) is not None or files.size(path) is None:
-            path, listed, hashes = packed_path, int(packed["bytes"]), dict(packed.get("hashes") or {})
-    found = files.existing_size(path)
-    if found != listed:
-        raise malformed(files.shown(path), f"{listed} bytes, as {INDEX} has it", f"it has {found}")
+    there = raw
+    if entry.packed is not None and (files.size(entry.packed.path) is not None or files.size(raw.path) is None):
+        there = entry.packed
+    found = files.existing_size(there.path)
+    if found != there.num_bytes:
+        raise malformed(files.shown(there.path), f"{there.num_bytes} bytes, as {INDEX} has it", f"it has {found}")
+    is_packed = there is not raw
     return MdsPiece(
-        path=path,
-        num_bytes=listed,
+        path=there.path,
+        num_bytes=there.num_bytes,
         stream=stream,
-        row_path=row_path,
-        raw_bytes=raw_bytes,
-        compression=compression if path != row_path else "",
-        hashes=hashes,
-        raw_hashes=dict(raw.get("hashes") or {}) if path != row_path else {},
-        samples=samples,
+        row_path=raw.path,
+        raw_bytes=raw.num_bytes,
+        compression=entry.compression if is_packed else "",
+        hashes=there.hashes,
+        raw_hashes=raw.hashes if is_packed else {},
+        samples=entry.samples,
         encodings=encodings,
-        sizes=sizes,
+        sizes=entry.sizes,
         token=token,
         id=-1 if how.id_column is None else _id_column(where, names, encodings, how.id_column),
         dtype=how.required_dtype(f"{where}, column {names[token]!r}") if encodings[token] == "bytes" else "",
     )
-
-
-def _below(folder: str, name: str) -> str:
-    return f"{folder}/{name}" if folder else name
 
 
 def _token_column(where: str, names: Sequence[str], encodings: Sequence[str], given: str | None) -> int:
@@ -250,6 +293,8 @@ def _ndarray(where: str, data: bytes, encoding: str) -> tuple[str, tuple[int, ..
     try:
         if not dtype:
             dtype, data = _DTYPES[data[0]], data[1:]
+        elif dtype not in _DTYPES.values():
+            raise KeyError(dtype)
         if lengths:
             return dtype, tuple(int(length) for length in lengths.split(",")), data
         num_axes, length_bytes = data[0] >> 2, 1 << (data[0] & 3)

@@ -116,9 +116,8 @@ def token_source(inputs: Sequence[str], how: Understanding) -> tuple[TokenSource
     boundaries = how.boundaries or (Boundaries.EOS if chosen is Format.RAW else Boundaries.ROWS)
     if chosen is Format.RAW and boundaries is Boundaries.ROWS:
         raise PhalanxError("--boundaries", value="rows", expected="eos", remedy="a raw file has no rows")
-    pieces: list[Piece] = []
-    for stream, (_, path) in enumerate(found):
-        pieces += _pieces(files, chosen, path, stream, boundaries, how)
+    looked_at = files.each(lambda each: _pieces(files, chosen, each[1][1], each[0], boundaries, how), enumerate(found))
+    pieces = [piece for each in looked_at for piece in each]
     if not pieces:
         raise BadTokens(files.shown(paths[0]), expected="tokens", remedy="it is empty: name another input")
     return TokenSource(files.root, chosen, boundaries, tuple(pieces)), files
