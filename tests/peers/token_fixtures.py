@@ -1,7 +1,7 @@
 """Run by the peers' Python: writes token datasets with their real libraries, and what their real readers return.
 
 `token_fixtures.py FOLDER` makes, for each case, `FOLDER/<case>/` with the dataset and `FOLDER/<case>.npz` with the
-reader's rows: `tokens` int64, all rows one after the other, and `lengths` int64. Versions are printed as JSON.
+reader's rows: `tokens` int64, all rows one after the other, and `lengths` int64; and `FOLDER/versions.json`.
 """
 
 from __future__ import annotations
@@ -209,8 +209,9 @@ def main(folder: Path) -> None:
     cases |= _mds(folder)
     for case, rows in cases.items():
         _store(folder, case, rows)
-    peers = ("mosaicml-streaming", "megatron-core", "datasets", "numpy")
-    sys.stdout.write(json.dumps({name: importlib.metadata.version(name) for name in peers}))
+    peers = ("mosaicml-streaming", "megatron-core", "datasets")
+    versions = {name: importlib.metadata.version(name) for name in peers}
+    (folder / "versions.json").write_text(json.dumps(versions))
 
 
 if __name__ == "__main__":
