@@ -36,9 +36,10 @@ def main() -> None:
     steps = StepRows.concatenate([rows for _, rows in lineage.live_records()])
     later = steps.step > 1
     wait_s, step_s = steps.data_wait_s[later], steps.step_time_s[later]
+    waited, wait_ms, step_ms = wait_s.sum() / step_s.sum(), np.median(wait_s) * 1e3, np.median(step_s) * 1e3
     print(
-        f"{machine()}; steps 2 to {int(steps.step.max())}: a rank waits {wait_s.sum() / step_s.sum():.2%} of a step, "
-        f"median {np.median(wait_s) * 1e3:.2f} ms of {np.median(step_s) * 1e3:.0f} ms, longest {wait_s.max() * 1e3:.1f} ms"
+        f"{machine()}; steps 2 to {int(steps.step.max())}: a rank waits {waited:.2%} of a step, "
+        f"median {wait_ms:.2f} ms of {step_ms:.0f} ms, longest {wait_s.max() * 1e3:.1f} ms"
     )
 
 
