@@ -19,6 +19,7 @@ from phalanx.data.prepare import PartReport, Phase, PrepareReport, Progress
 
 _TITLES = {Phase.TOKENIZER: "train tokenizer", Phase.CHUNKS: "tokenize", Phase.SHARDS: "write shards"}
 _LINE_EVERY_S = 5.0
+_WHOLE_FROM = 10  # slower rates are shown with a decimal
 
 
 @dataclass(slots=True)
@@ -87,7 +88,8 @@ class PrepareDisplay:
 def _rates(progress: Progress, elapsed_s: float) -> str:
     """Documents and tokens a second, where they are known."""
     counted = ((progress.num_documents, "documents"), (progress.num_tokens, "tokens"))
-    return "  ".join(f"{number / elapsed_s:,.0f} {what}/s" for number, what in counted if number)
+    rates = ((number / elapsed_s, what) for number, what in counted if number)
+    return "  ".join(f"{rate:,.{0 if rate >= _WHOLE_FROM else 1}f} {what}/s" for rate, what in rates)
 
 
 def _left(progress: Progress, first_bytes: int, elapsed_s: float) -> str:
