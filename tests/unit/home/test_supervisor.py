@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
 
+from phalanx.agent.ending import Killed
 from phalanx.core.errors import PhalanxError
 from phalanx.gang import StopSignals
-from phalanx.home.addresses import Addresses, free
+from phalanx.home.addresses import Addresses, free, refuse_taken_ports
 from phalanx.home.layout import Home
-from phalanx.home.state import HomeState, held, is_held, read_state
+from phalanx.home.state import HomeState, held, is_held, read_last_end, read_state
 from phalanx.home.supervisor import Supervisor
 
 DEADLINE_S = 20.0
@@ -63,6 +66,10 @@ class Running:
                 self._supervisor.run(self.stop, self.states.append)
         except PhalanxError as error:
             self.error = error
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        return self._supervisor.lost
 
     def wait_state(self, condition, what: str) -> HomeState:
         return until(lambda: next((each for each in self.states[::-1][:1] if condition(each)), None), what)
@@ -171,3 +178,69 @@ def test_child_of_a_killed_supervisor_gets_sigterm(tmp_path):
 
     until(said.exists, "the child was told")
     assert Path(said).read_text() in ("", "told")
+
+
+def test_supervisor_takes_no_other_process_on_its_port_for_its_own(home, start):
+    addresses = free("127.0.0.1")
+    with subprocess.Popen(healthy(addresses, "data")) as other:
+        try:
+            until(lambda: is_answered(addresses.metrics["data"]), "the other process answers")
+            wait = [sys.executable, "-c", "import signal; signal.pause()"]
+            running = start({"data": wait, "train": healthy(addresses, "train")}, addresses)
+            state = running.wait_state(lambda state: state.process("train").ready, "train is up")
+            assert not state.process("data").ready
+        finally:
+            other.kill()
+
+
+def is_answered(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address}/healthz", timeout=5) as reply:
+            return reply.status == 200
+    except OSError:
+        return False
+
+
+def test_supervisor_quotes_no_words_of_an_earlier_process(home, start):
+    home.log("train").parent.mkdir(parents=True)
+    home.log("train").write_text("phalanx: words of an old process\n")
+    addresses = free("127.0.0.1")
+    running = start({"train": [sys.executable, "-c", "raise SystemExit(2)"]}, addresses)
+
+    until(lambda: running.error, "the error")
+
+    assert "see its log" in str(running.error)
+
+
+def test_supervisor_tells_what_the_agent_did_not_commit(home, start):
+    addresses = free("127.0.0.1")
+    say = """
+        import signal, sys
+        from phalanx.agent.ending import Killed, write_end
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+        print("up", flush=True)
+        signal.pause()
+    """
+    said = textwrap.dedent(say).replace(
+        "sys.exit(0)",
+        f"sys.exit(write_end(__import__('pathlib').Path({str(home.agent_state)!r}), [Killed('tiny', 3, 9, 5)]))",
+    )
+    running = start({"agent": [sys.executable, "-c", said]}, addresses)
+    pid = running.wait_state(lambda state: state.process("agent").pid, "it lives").process("agent").pid
+    until(lambda: "up" in home.log("agent").read_text(), "the agent is up")
+
+    running.end()
+
+    assert pid and running.lost == (str(Killed("tiny", 3, 9, 5)),) == read_last_end(home, os.getpid())
+
+
+def test_ports_that_are_taken_are_refused_by_the_name_of_the_process():
+    addresses = free("127.0.0.1")
+    host, port = addresses.metrics["train"].split(":")
+    refuse_taken_ports(addresses, ("data", "train", "agent"))
+    with socket.socket() as taken:
+        taken.bind((host, int(port)))
+        taken.listen(1)
+        with pytest.raises(PhalanxError, match=f"metrics of train is '127.0.0.1:{port}': expected a free port"):
+            refuse_taken_ports(addresses, ("data", "train", "agent"))
+        refuse_taken_ports(addresses, ("data", "agent"))
