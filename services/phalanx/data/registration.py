@@ -37,6 +37,7 @@ from phalanx.data.datasets import (
     reference_of,
     split_facts,
 )
+from phalanx.data.presence import require_objects
 from phalanx.data.store import CatalogStore
 from phalanx.data.verification import verify_tokenizers
 from phalanx.lineage import DamagedObject
@@ -192,6 +193,8 @@ class Catalog:
                 expected=f"the tokenizer with which it was prepared ({damage})",
                 remedy="bring the file back, or prepare the dataset again",
             )
+        for name, split in splits.items():
+            require_objects(found[name], split)
         return splits
 
     def _follow(self, prefix: str, held: frozenset[tuple[str, int]]) -> int:

@@ -94,6 +94,23 @@ def test_register_again_with_the_same_request_gives_the_same_version_though_the_
     assert len(place.objects()) == 1
 
 
+@pytest.mark.parametrize("name", ["t-00000003.tar", "t-00000000.index.safetensors", "t-00000005.ids.json"])
+def test_register_of_data_without_one_of_its_objects_names_it_and_registers_nothing(place, name):
+    catalog, url = place.open(), place.dataset("web")
+    (place.folder / "web" / "train" / name).unlink()
+    with pytest.raises(PhalanxError, match=rf"web/train/{name} \(missing\).*bring them back"):
+        catalog.register("r1", "web", url, "ada")
+    assert place.objects() == {}
+
+
+def test_register_of_data_with_a_cut_shard_tells_both_sizes(place):
+    catalog, url = place.open(), place.dataset("web")
+    path = place.folder / "web" / "train" / "t-00000002.tar"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(PhalanxError, match=r"t-00000002.tar \(1,000 bytes instead of .*1 are not as it says"):
+        catalog.register("r1", "web", url, "ada")
+
+
 def test_register_of_the_same_data_gives_the_version_that_is_there(place):
     catalog, url = place.open(), place.dataset("web")
     first = catalog.register("r1", "web", url, "ada")
