@@ -33,7 +33,7 @@ def require_objects(store: ObjectStore, split: Split) -> None:
 
 
 def _chosen(num_shards: int) -> list[int]:
-    return np.unique(np.linspace(0, num_shards - 1, MOST_SHARDS).round().astype(np.int64)).tolist()
+    return sorted({round(number) for number in np.linspace(0, num_shards - 1, MOST_SHARDS).tolist()})
 
 
 def _problems(store: ObjectStore, split: Split, number: int) -> Iterator[str]:
