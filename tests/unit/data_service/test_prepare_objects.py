@@ -24,6 +24,7 @@ FILES = {
     "c/.hidden.txt": b"no",
     "c/no.bin": b"no",
 }
+MARK = "c/folder"  # as tools leave it in place of a folder
 
 
 @pytest.fixture
@@ -33,6 +34,7 @@ def corpus(s3_prefix, tmp_path):
     for name, data in FILES.items():
         store.create(name, data)
         write_file(tmp_path, name, data)
+    store.create(MARK, b"")
     return s3_prefix, tmp_path
 
 

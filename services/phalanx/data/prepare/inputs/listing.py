@@ -103,7 +103,8 @@ def _objects(given: str) -> _Found:
             return _Found(url.rpartition("/")[0], [InputFile(url, num_bytes)], left_out)
     folder, pattern = split_pattern(key) if is_pattern(key) else (key, "")
     prefix = f"{folder}/" if folder else ""
-    files = (InputFile(found.key.removeprefix(prefix), found.num_bytes) for found in store.list(prefix))
+    files = (InputFile(each.key.removeprefix(prefix), each.num_bytes) for each in store.list(prefix))
+    files = (file for file in files if file.num_bytes or Path(file.path).suffix)  # tools put empty marks for folders
     url = location_of(bucket, prefix).rstrip("/")
     return _choose(given, url, files, left_out, Glob(pattern) if pattern else None)
 
