@@ -34,6 +34,7 @@ from phalanx.rpc.tables import Scalar
 from phalanx.rpc.tokens import Authority, Role, Verifier, write_token
 
 OPERATOR, VIEWER = "operator", "viewer"
+_SET_BY_UP = {"state_dir", "slots", "stop_grace_s", "page", "page_password", "dcgm"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +119,15 @@ def service_config(home: Home, name: str, addresses: Addresses, settings: HomeSe
         storage_settings=settings.storage_settings,
         database=None if is_agent else Database(f"sqlite:///{home.database(name)}"),
         services=dict(addresses.services),
-        options=options | settings.options.get(name, {}),
+        options=_own_options(home.config(name)) | options | settings.options.get(name, {}),
     )
+
+
+def _own_options(path: Path) -> dict[str, Scalar]:
+    """What somebody wrote into `[options]` of a configuration that is there, beside what `phalanx up` itself sets."""
+    if not path.exists():
+        return {}
+    return {key: value for key, value in read_service(path).options.items() if key not in _SET_BY_UP}
 
 
 def _addresses(home: Home, settings: HomeSettings) -> Addresses:

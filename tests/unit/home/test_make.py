@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import getpass
+import os
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cryptography.x509 import IPAddress, SubjectAlternativeName
 
+from phalanx.agent.options import Options
 from phalanx.core.errors import PhalanxError
 from phalanx.home.layout import Home
 from phalanx.home.make import HomeSettings, make_home, with_slots
-from phalanx.rpc.config import find_client, read_service
+from phalanx.rpc.config import find_client, read_service, write_config
+from phalanx.rpc.pki import read_certificate
 from phalanx.rpc.tokens import Role, Verifier
 
 SETTINGS = HomeSettings(port_base=0)
@@ -102,3 +108,59 @@ def test_home_storage_that_no_service_can_open_is_refused_before_anything_is_mad
         make_home(tmp_path / "home", HomeSettings(storage=url, port_base=0))
 
     assert not (tmp_path / "home").exists()
+
+
+def test_home_keeps_options_that_somebody_wrote_and_not_those_of_an_earlier_up(tmp_path):
+    home, _ = make_home(tmp_path / "home", with_slots(SETTINGS, 5))
+    for name, option in (("monitor", "webhook"), ("agent", "rail")):
+        config = read_service(home.config(name))
+        write_config(home.config(name), replace(config, options={**config.options, option: "mine"}))
+
+    make_home(tmp_path / "home", SETTINGS)
+
+    assert read_service(home.config("monitor")).options["webhook"] == "mine"
+    agent = read_service(home.config("agent")).options
+    assert agent["rail"] == "mine" and "slots" not in agent
+
+
+def test_home_that_is_moved_keeps_its_contexts_and_its_agent(tmp_path):
+    home, _ = make_home(tmp_path / "home", SETTINGS)
+    home.folder.rename(tmp_path / "moved")
+    moved = Home(tmp_path / "moved")
+
+    for path in (moved.client, moved.viewer, moved.config("agent")):
+        assert str(tmp_path) not in path.read_text()
+    for security in (find_client(moved.client).security, find_client(moved.viewer).security):
+        assert security.ca.is_file() and security.key.is_file() and security.token.is_file()
+    agent = read_service(moved.config("agent"))
+    assert agent.security.key == moved.pki / "agent.key" and agent.security.token_key.is_file()
+    assert agent.option_table(Options).state_dir == moved.agent_state
+
+
+def test_home_on_an_address_has_it_in_its_certificates_and_its_page_on_loopback(tmp_path):
+    host = "127.0.0.3"
+    home, addresses = make_home(tmp_path / "home", HomeSettings(host=host, port_base=0))
+    names = read_certificate(home.pki / "train.crt").extensions.get_extension_for_class(SubjectAlternativeName).value
+
+    assert host in map(str, names.get_values_for_type(IPAddress))
+    assert addresses.services["train"].startswith(f"{host}:")
+
+
+def test_page_leaves_loopback_only_with_a_password(tmp_path):
+    password = tmp_path / "password"
+    password.write_text("geheim")
+
+    assert HomeSettings(host="10.0.0.7").page_host == "127.0.0.1"
+    assert HomeSettings(host="10.0.0.7", page_password=password).page_host == "10.0.0.7"
+    home, _ = make_home(tmp_path / "home", HomeSettings(port_base=0, page_password=password))
+    assert read_service(home.config("monitor")).options["page_password"] == str(password)
+
+
+def test_user_without_a_name_is_told_by_the_number(tmp_path, monkeypatch):
+    def nobody():
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr(getpass, "getuser", nobody)
+    home, _ = make_home(tmp_path / "home", SETTINGS)
+    token = home.token(Role.OPERATOR).read_text().strip()
+    assert Verifier.load(home.token_key).verify(token).subject == f"uid-{os.getuid()}"
