@@ -204,9 +204,10 @@ def test_order_windows_taken_out_since_a_position_move_nothing(tmp_path_factory,
     tokens, targets = (
         np.concatenate([getattr(part, name) for part in (before, after)]) for name in ("tokens", "targets")
     )
-    out = np.array([any(start <= p < stop for start, stop in taken_out) for p in positions], bool)
+    *flags, _ = is_out = [any(start <= p < stop for start, stop in taken_out) for p in range(len(positions) + 1)]
+    out = np.array(flags, bool)
     assert (tokens[~out] == plain.tokens[~out]).all() and not tokens[out].any() and (targets[out] == -100).all()
     kept = targets[~out] != -100
     assert (targets[~out][kept] == plain.targets[~out][kept]).all()
     differs = np.argwhere(targets[~out] != plain.targets[~out])
-    assert all(column == seq_len - 1 and out[positions[~out][row] + 1] for row, column in differs.tolist())
+    assert all(column == seq_len - 1 and is_out[positions[~out][row] + 1] for row, column in differs.tolist())
