@@ -241,7 +241,8 @@ def _write(file: int, data: bytes) -> None:
 def _make_private(folder: Path) -> None:
     """Makes the folder, for this user alone; raises PhalanxError where it is another's or can't be written."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for each in (folder.parent, folder):  # `parents` alone would make them as the umask says
+            each.mkdir(mode=0o700, parents=True, exist_ok=True)
         owners = {folder.stat().st_uid, folder.lstat().st_uid}  # of the folder, and of a link that leads there
         reason = "another user's" if owners != {os.getuid()} else ""
         if not reason and not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
