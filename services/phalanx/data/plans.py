@@ -69,6 +69,6 @@ def require_newest(job: str, newest: int, attempt: int) -> None:
             remedy="end this one: the job goes on without it, and nothing it writes counts",
         )
     if attempt != newest or attempt < 1:
-        found = f"the newest is {newest}" if newest else "its storage holds none"
+        found = f"the newest is {newest}" if newest else "it has none yet, or its storage was lost"
         remedy = "correct the number" if newest else "look whether the job's storage is as it was"
         raise NotFound(where, expected=f"an attempt of the job ({found})", remedy=remedy)
