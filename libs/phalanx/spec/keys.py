@@ -71,8 +71,8 @@ def key(
     shapes: bool = False,
     **rules: Any,
 ) -> Any:
-    """A field of a section. unit: in words, empty for a pure number or a name; it bounds the value by `MOST`. shown: the
-    default in words where it is computed."""
+    """A field of a section. unit: in words, empty for a pure number or a name; it bounds the value by `MOST`. shown:
+    the default in words where it is computed."""
     if unit in MOST and not {"le", "lt"} & rules.keys() and {"ge", "gt"} & rules.keys():
         rules["le"] = MOST[unit]
     extra: JsonDict = {"mark": mark.value, "unit": unit, "shown": shown, "shapes": shapes}
