@@ -7,7 +7,7 @@ The documents are Python sources found on this machine, held as JSON lines; the 
 before on their first 8 MB and given to both sides. speed: rounds A B A B; `bare` has the texts in memory as strings and
 keeps nothing, in batches of 1,024 documents; `prepare` reads, cleans, digests, tokenises, writes and fsyncs shards,
 manifests and all. Processor seconds count the workers'. memory: peak of the summed proportional set sizes (PSS) of the
-process and its workers.
+process (`phalanx data prepare`) and its workers.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ import re
 import resource
 import shutil
 import statistics
+import subprocess
+import sys
 import sysconfig
 import tempfile
 import threading
@@ -138,10 +140,10 @@ def run(folder: Path, corpus: Path, out: str, tokenizer: Path, workers: int) -> 
 
 
 class PeakPss:
-    """A context manager; peak_bytes: of this process and all below it while it was entered."""
+    """A context manager; peak_bytes: of a process and all below it while it was entered."""
 
-    def __init__(self) -> None:
-        self.peak_bytes, self._stop = 0, threading.Event()
+    def __init__(self, pid: int) -> None:
+        self.peak_bytes, self._pid, self._stop = 0, pid, threading.Event()
         self._thread = threading.Thread(target=self._sample)
 
     def __enter__(self) -> PeakPss:
@@ -153,15 +155,22 @@ class PeakPss:
         self._thread.join()
 
     def _sample(self) -> None:
-        own = psutil.Process()
+        own = psutil.Process(self._pid)
         while not self._stop.wait(SAMPLE_S):
             total = 0
-            for process in (own, *own.children(recursive=True)):
+            for process in _tree(own):
                 try:
                     total += process.memory_full_info().pss
                 except psutil.Error:
                     continue
             self.peak_bytes = max(self.peak_bytes, total)
+
+
+def _tree(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
 
 
 def memory(folder: Path, sizes: list[int], workers: int, words: bool) -> None:
@@ -173,8 +182,12 @@ def memory(folder: Path, sizes: list[int], workers: int, words: bool) -> None:
     for num_bytes in sizes:
         write_corpus(folder / "corpus.jsonl", num_bytes)
         start_s = time.perf_counter()
-        with PeakPss() as peak:
-            run(folder, folder / "corpus.jsonl", f"out{num_bytes}", given, workers)
+        command = [sys.executable, "-m", "phalanx.cli", "data", "prepare", str(folder / "corpus.jsonl")]
+        options = ["--out", f"file://{folder}/out{num_bytes}", "--tokenizer", str(given), "--workers", str(workers)]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        with subprocess.Popen([*command, *options], **quiet) as process, PeakPss(process.pid) as peak:
+            process.wait()
+        assert process.returncode == 0
         seconds = time.perf_counter() - start_s
         print(f"| {num_bytes / 1e6:.0f} MB | {peak.peak_bytes / 2**20:.0f} MiB | {seconds:.0f} |", flush=True)
 
