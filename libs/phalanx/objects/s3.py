@@ -87,6 +87,8 @@ def translated(where: str, key: str) -> Iterator[None]:
     except (BaseError, OSError) as error:
         _refuse_missing_bucket(where, error)
         _refuse_expired(error)
+        if "path segment" in str(error):
+            raise StoreError(f"{where}/{key}: a key there that no client can name: {_shown(error)}") from error
         if "redirect without LOCATION" in str(error):
             raise StoreDenied(where, expected="the bucket's own region", remedy="set region in [storage]") from error
         status = _STATUS.search(str(error))

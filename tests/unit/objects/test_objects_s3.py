@@ -216,6 +216,15 @@ def test_refused_access_names_the_object_and_is_not_retried(open_place: Open, pr
     assert len(proxy.seen) == 2
 
 
+def test_list_meets_a_key_that_cannot_be_named_tells_it_at_once(open_place: Open, ministack: str, place: str) -> None:
+    bucket, _, prefix = place.removeprefix("s3://").partition("/")
+    foreign_client(ministack).put_object(Bucket=bucket, Key=f"{prefix}/x//y.txt", Body=b"")
+    started_s = time.monotonic()
+    with pytest.raises(StoreError, match="x//y.txt"):
+        list(open_place(ministack, deadline_s=30).list())
+    assert time.monotonic() - started_s < 10
+
+
 def test_missing_bucket_names_the_remedy(ministack: str) -> None:
     store = open_store("s3://no-such-bucket-here", StorageSettings(endpoint=ministack), deadline_s=5)
     for call in (lambda: store.create("k", b""), lambda: list(store.list()), lambda: store.read("k")):
