@@ -30,6 +30,8 @@ from phalanx.trainer.local import ENTRY
 DEFAULT_DEADLINE_S = 60.0
 _NAME = r"[a-z0-9]([a-z0-9._-]*[a-z0-9])?"
 _JOB = re.compile(f"projects/{_NAME}/jobs/{_NAME}")  # it names a folder here
+# An agent that ends answers none of these: its failure would count as the job's, which has done nothing.
+BEGINNINGS = ("prepare", "start_gang")
 LOG = logging.getLogger(__name__)
 
 
@@ -83,6 +85,9 @@ class Executor:
             LOG.exception("order %s of %s", order.WhichOneof("order"), order.job)
             cause = Cause("error", None, f"{type(error).__name__}: {error}")
             answer.failure.cause.CopyFrom(records.to_cause(cause, self._node.node_id))
+        if self._node.is_stopping and order.WhichOneof("order") in BEGINNINGS:
+            LOG.info("order %s of %s stays open: this agent ends", order.WhichOneof("order"), order.job)
+            return
         self._book.answer(order.id, answer)
 
     def _prepare(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:

@@ -94,6 +94,8 @@ class Node:
         """
         key = attempt.key
         with self._lock:
+            if self._is_stopping:
+                raise OutsideError(f"{key} does not start: this agent ends")
             if key in self._starting:
                 raise FailedPrecondition(str(key), expected="not to be starting already", remedy="wait for it")
             self._starting.add(key)
@@ -209,6 +211,12 @@ class Node:
             gangs = list(self._gangs.values())
         for held in gangs:
             held.end(0.0)
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether nothing new begins here any more."""
+        with self._lock:
+            return self._is_stopping
 
     @property
     def killed(self) -> tuple[Killed, ...]:

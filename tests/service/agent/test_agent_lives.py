@@ -174,6 +174,21 @@ def test_agent_sigterm_ends_deaf_ranks_after_the_grace(world, start_agent):
     assert not any(map(is_alive, pids))
 
 
+def test_agent_that_ends_begins_nothing_and_calls_nothing_failed(world, start_agent):
+    agent = start_agent(stop_grace_s=2.0)
+    world.start_gang("wait_deaf")
+    wait_until(lambda: len(world.train.records("phase")) >= 4, 10.0, "all ranks wait")
+    agent.process.send_signal(signal.SIGTERM)
+    wait_until(lambda: "told to end" in agent.log.read_text(), 10.0, "the agent ends")
+    asked = [
+        world.train.send(attempt=2, start_gang=world.gang_order("train", attempt=2)),
+        world.train.send(attempt=2, prepare=pb.Prepare(spec_json="{}", world_size=2)),
+    ]
+    assert agent.process.wait(30) == 0
+    assert not [each for each in world.train.answers if each.order_id in asked]
+    assert world.train.ended(2) is None and not list(world.folder.rglob("attempt-2"))
+
+
 def test_agent_sigterm_while_train_is_away_ends_all_the_same(world, start_agent):
     process = start_agent(stop_grace_s=0.5).process
     pids = world.start_gang("wait").gang_started.pids
