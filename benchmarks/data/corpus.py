@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from phalanx.core.digest import canonical_json, sha256, xxh3
+from phalanx.core.digest import canonical_json, sha256
 from phalanx.objects import ObjectStore, open_store
 from phalanx.stream import Order, ShardIndices, Split
 from phalanx.stream.manifest import ShardEntry, encode_manifest, ids_key, index_key, tar_key
@@ -59,17 +59,7 @@ def write_split(store: ObjectStore, tokens: NDArray[np.uint16]) -> None:
         index, ids = built.index.encode(), canonical_json({"ids": list(built.document_ids)})
         for key, data in ((tar_key(built.name), built.tar), (index_key(built.name), index), (ids_key(built.name), ids)):
             store.create(key, data)
-        entries.append(
-            ShardEntry(
-                built.name,
-                len(built.tar),
-                len(built.document_ids),
-                built.num_tokens,
-                xxh3(built.tar),
-                xxh3(index),
-                xxh3(ids),
-            )
-        )
+        entries.append(ShardEntry.of(built, index, ids))
     manifest = encode_manifest(
         entries,
         name="train",

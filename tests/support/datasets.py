@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from phalanx.core.digest import canonical_json, sha256, xxh3
+from phalanx.core.digest import canonical_json, sha256
 from phalanx.lineage import Lineage
 from phalanx.objects import ObjectStore, open_store
 from phalanx.spec import Job, parse_job
@@ -45,8 +45,7 @@ def write_split(
         index, ids = built.index.encode(), canonical_json({"ids": list(built.document_ids)})
         for key, data in ((tar_key, built.tar), (index_key, index), (ids_key, ids)):
             store.create(key(built.name), data)
-        sizes = len(built.tar), len(documents), built.num_tokens
-        entries.append(ShardEntry(built.name, *sizes, xxh3(built.tar), xxh3(index), xxh3(ids)))
+        entries.append(ShardEntry.of(built, index, ids))
     manifest = encode_manifest(
         entries,
         name="held_out" if is_held_out else "train",

@@ -17,6 +17,9 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
+from phalanx.core.digest import xxh3
+from phalanx.stream.shards import BuiltShard
+
 COUNTS = ("bytes", "documents", "tokens")
 DIGESTS = ("digests", "index_digests", "ids_digests")
 DIGEST_BYTES = 16
@@ -40,6 +43,12 @@ class ShardEntry:
     digest: str
     index_digest: str
     ids_digest: str
+
+    @staticmethod
+    def of(built: BuiltShard, index: bytes, ids: bytes) -> ShardEntry:
+        """The row of a shard with the bytes of its index and of its list of ids."""
+        counts = len(built.tar), len(built.document_ids), built.num_tokens
+        return ShardEntry(built.name, *counts, xxh3(built.tar), xxh3(index), xxh3(ids))
 
 
 @dataclass(frozen=True, slots=True)

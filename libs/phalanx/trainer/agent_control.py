@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, Manifest
-from phalanx.lineage.plan import MixtureChange, Spans
 from phalanx.trainer.commits import Committed, Committing
 from phalanx.trainer.control import Commit, Opening, Orders, Plan, Superseded
 from phalanx.trainer.exchange import Exchange
@@ -163,22 +162,11 @@ def refused_by_newer() -> Iterator[None]:
         raise Superseded(error.where, value=error.value, expected=error.expected, remedy=error.remedy) from error
 
 
-def plan_of(plan: data_pb.ReadingPlan) -> Plan:
+def told_plan(message: data_pb.ReadingPlan) -> Plan:
     """A plan as the loop knows it."""
-    return Plan(
-        plan.horizon_step,
-        _spans(plan.zero_weight),
-        plan.journal_digest,
-        tuple(
-            MixtureChange(change.position, tuple((each.source, each.weight) for each in change.weights))
-            for change in plan.mixture
-        ),
-        tuple((each.source, _spans(each.windows)) for each in plan.lost),
-    )
+    from phalanx.lineage.plan_message import plan_of
 
-
-def _spans(spans: Iterable[data_pb.Span]) -> Spans:
-    return tuple((span.start, span.stop) for span in spans)
+    return Plan.of(plan_of(message))
 
 
 class AgentControl:
@@ -219,7 +207,7 @@ class AgentControl:
     def _open(self) -> dict[str, Any]:
         answer = self._agent.open(self._plan_s)
         parent = [answer.parent.attempt, answer.parent.step] if answer.HasField("parent") else None
-        return {"parent": parent, "plan": plan_of(answer.plan).to_json()}
+        return {"parent": parent, "plan": told_plan(answer.plan).to_json()}
 
     def _parent(self, ref: CheckpointRef) -> Manifest:
         try:
@@ -240,7 +228,7 @@ class AgentControl:
         return Plan.from_json(answer)
 
     def _renew(self, step: int) -> dict[str, Any]:
-        return plan_of(self._agent.renew(step, self._plan_s)).to_json()
+        return told_plan(self._agent.renew(step, self._plan_s)).to_json()
 
     def refuse_parent(self, parent: Manifest, why: str) -> None:
         """See `Control.refuse_parent`."""

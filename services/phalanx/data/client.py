@@ -10,8 +10,9 @@ from phalanx.api.data.v1 import data_service_pb2 as pb
 from phalanx.api.data.v1.data_service_pb2_grpc import DataServiceStub
 from phalanx.data.datasets import DatasetSplit, DatasetVersion, Filter
 from phalanx.data.decisions import Action, Damage
-from phalanx.data.wire import damage_from, plan_of, version_of, weight_messages
+from phalanx.data.wire import damage_from, version_of
 from phalanx.lineage.plan import ReadingPlan
+from phalanx.lineage.plan_message import plan_of, weight_messages
 from phalanx.rpc import Channel, ClientConfig, Credentials, connect, connect_client
 from phalanx.rpc.asking import asked
 

@@ -11,7 +11,8 @@ from phalanx.data.datasets import Filter, check_request_id
 from phalanx.data.reading import Reading
 from phalanx.data.registration import Catalog
 from phalanx.data.reports import Reports
-from phalanx.data.wire import damage_message, plan_message, version_message, weights_of
+from phalanx.data.wire import damage_message, version_message, weights_of
+from phalanx.lineage.plan_message import plan_message
 from phalanx.lineage.registry import JobName
 from phalanx.rpc import caller
 

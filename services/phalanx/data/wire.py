@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import Final
 
@@ -12,7 +12,7 @@ from phalanx.api.data.v1 import data_service_pb2 as pb
 from phalanx.core.errors import PhalanxError
 from phalanx.data.datasets import DatasetParent, DatasetSplit, DatasetVersion
 from phalanx.data.decisions import Action, Damage
-from phalanx.lineage.plan import MixtureChange, ReadingPlan, Spans
+from phalanx.lineage.plan_message import span_messages, spans_of
 
 _ACTIONS: Final = {
     Action.SKIP: pb.DAMAGE_ACTION_SKIP,
@@ -81,39 +81,6 @@ def version_of(message: pb.DatasetVersion) -> DatasetVersion:
     )
 
 
-def plan_message(plan: ReadingPlan) -> pb.ReadingPlan:
-    """As a message."""
-    return pb.ReadingPlan(
-        horizon_step=plan.horizon_step,
-        zero_weight=_messages(plan.zero_weight),
-        journal_digest=plan.journal_digest,
-        mixture=[
-            pb.MixtureChange(position=each.position, weights=weight_messages(dict(each.weights)))
-            for each in plan.mixture
-        ],
-        lost=[pb.LostWindows(source=source, windows=_messages(spans)) for source, spans in plan.lost],
-    )
-
-
-def plan_of(message: pb.ReadingPlan) -> ReadingPlan:
-    """From a message."""
-    return ReadingPlan(
-        message.horizon_step,
-        _spans(message.zero_weight),
-        message.journal_digest,
-        tuple(
-            MixtureChange(change.position, tuple((each.source, each.weight) for each in change.weights))
-            for change in message.mixture
-        ),
-        tuple((each.source, _spans(each.windows)) for each in message.lost),
-    )
-
-
-def weight_messages(weights: Mapping[str, str]) -> list[pb.SourceWeight]:
-    """Weights by source, by name."""
-    return [pb.SourceWeight(source=name, weight=text) for name, text in sorted(weights.items())]
-
-
 def weights_of(messages: Iterable[pb.SourceWeight]) -> dict[str, str]:
     """From messages; raises PhalanxError for a source named twice."""
     weights: dict[str, str] = {}
@@ -132,11 +99,11 @@ def damage_message(damage: Damage) -> pb.Damage:
         shard=damage.shard,
         why=damage.why,
         action=_ACTIONS[damage.action],
-        zero_weight=_messages(damage.zero_weight),
+        zero_weight=span_messages(damage.zero_weight),
         attempt=damage.attempt,
         journal_entry=damage.journal_entry,
         source=damage.source,
-        windows=_messages(damage.windows),
+        windows=span_messages(damage.windows),
     )
 
 
@@ -146,17 +113,9 @@ def damage_from(message: pb.Damage) -> Damage:
         shard=message.shard,
         why=message.why,
         action=_ACTION_OF[message.action],
-        zero_weight=_spans(message.zero_weight),
+        zero_weight=spans_of(message.zero_weight),
         attempt=message.attempt,
         journal_entry=message.journal_entry,
         source=message.source,
-        windows=_spans(message.windows),
+        windows=spans_of(message.windows),
     )
-
-
-def _spans(messages: Iterable[pb.Span]) -> Spans:
-    return tuple((span.start, span.stop) for span in messages)
-
-
-def _messages(spans: Spans) -> list[pb.Span]:
-    return [pb.Span(start=start, stop=stop) for start, stop in spans]

@@ -15,29 +15,13 @@ from unittest import mock
 import psutil
 import pytest
 from support.ministack import make_bucket, set_environ
+from support.words import WORDS
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.data.prepare import Local, Part, PrepareSettings, engine, merge, prepare, prepare_part, source_of
 from phalanx.data.prepare.tokenizer import train_tokenizer
 from phalanx.objects import open_store
 
-WORDS = [
-    "the",
-    "line",
-    "holds",
-    "when",
-    "one",
-    "falls",
-    "the",
-    "next",
-    "steps",
-    "forward",
-    "and",
-    "all",
-    "move",
-    "as",
-    "one",
-]
 WORKER = "phalanx.data.prepare.worker"
 DEADLINE_S = 60.0
 

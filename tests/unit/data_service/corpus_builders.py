@@ -11,28 +11,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import zstandard
+from support.words import WORDS
 
 from phalanx.data.prepare import PrepareSettings, source_of
 from phalanx.data.prepare.inputs.documents import DEFAULT_FIELDS
 from phalanx.objects.base import ScopedStore
 
-WORDS = [
-    "the",
-    "line",
-    "holds",
-    "when",
-    "one",
-    "falls",
-    "the",
-    "next",
-    "steps",
-    "forward",
-    "and",
-    "all",
-    "move",
-    "as",
-    "one",
-]
 SETTINGS = PrepareSettings(vocab_size=300, held_out_fraction=0.2, shard_tokens=600)
 
 

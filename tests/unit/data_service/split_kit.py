@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from phalanx.core.digest import canonical_json, sha256, xxh3
+from phalanx.core.digest import canonical_json, sha256
 from phalanx.data.prepare.tokenizer import train_tokenizer
 from phalanx.stream.manifest import ShardEntry, encode_manifest, ids_key, index_key, tar_key
 from phalanx.stream.shards import ShardBuilder, token_dtype
@@ -77,8 +77,7 @@ def write_dataset(
         index, listed = built.index.encode(), canonical_json({"ids": list(built.document_ids)})
         for key, data in ((tar_key, built.tar), (index_key, index), (ids_key, listed)):
             (split / key(built.name)).write_bytes(data)
-        counts = len(built.tar), len(built.document_ids), built.num_tokens
-        entries.append(ShardEntry(built.name, *counts, xxh3(built.tar), xxh3(index), xxh3(listed)))
+        entries.append(ShardEntry.of(built, index, listed))
     manifest = encode_manifest(
         entries,
         name=name,

@@ -19,8 +19,9 @@ from phalanx.data.left_out import left_out_by
 from phalanx.data.plans import HorizonPolicy
 from phalanx.data.reading import Reading
 from phalanx.data.reports import Reports
-from phalanx.data.wire import damage_from, damage_message, plan_message, plan_of
+from phalanx.data.wire import damage_from, damage_message
 from phalanx.lineage import Lineage, LoaderState, Manifest, WindowRows, journal_digest
+from phalanx.lineage.plan_message import plan_message, plan_of
 from phalanx.lineage.registry import JobName
 from phalanx.rpc import NotFound
 from phalanx.spec import parse_job

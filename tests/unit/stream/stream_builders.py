@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from phalanx.core.digest import canonical_json, sha256, xxh3
+from phalanx.core.digest import canonical_json, sha256
 from phalanx.objects import ObjectStore
 from phalanx.stream.manifest import ShardEntry, encode_manifest, ids_key, index_key, tar_key
 from phalanx.stream.shards import ShardBuilder, token_dtype
@@ -42,11 +42,7 @@ def write_split(
         store.create(tar_key(built.name), built.tar)
         store.create(index_key(built.name), index)
         store.create(ids_key(built.name), ids)
-        entries.append(
-            ShardEntry(
-                built.name, len(built.tar), len(documents), built.num_tokens, xxh3(built.tar), xxh3(index), xxh3(ids)
-            )
-        )
+        entries.append(ShardEntry.of(built, index, ids))
     manifest = encode_manifest(
         entries,
         name="train",

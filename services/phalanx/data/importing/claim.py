@@ -11,7 +11,7 @@ from phalanx.core.digest import canonical_json
 from phalanx.core.errors import PhalanxError
 from phalanx.data.importing.settings import RECIPE_FORMAT
 from phalanx.data.importing.source import Piece, TokenSource, pieces_of
-from phalanx.data.prepare.claim import INPUT_KEY, RECIPE_KEY
+from phalanx.data.prepare.claim import INPUT_KEY, RECIPE_KEY, require_same_recipe
 from phalanx.data.prepare.same import create_same
 from phalanx.objects import ObjectMissing, ObjectStore
 
@@ -53,15 +53,7 @@ def _check_recipe(out: ObjectStore, recipe: dict[str, Any], data: bytes) -> None
         found = dict(json.loads(data))
     except (ValueError, TypeError):
         found = {}
-    changed = [
-        f"{key} {found.get(key)!r} there, {value!r} here" for key, value in recipe.items() if found.get(key) != value
-    ]
-    if changed:
-        raise PhalanxError(
-            out.url,
-            expected="an empty folder or one begun with the same settings",
-            remedy=f"it differs in {'; '.join(changed)}: name another --out folder or the same settings",
-        )
+    require_same_recipe(out, found, recipe)
 
 
 def _difference(listing: bytes, source: TokenSource) -> str:

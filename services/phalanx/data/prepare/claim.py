@@ -6,7 +6,7 @@ Both are written before anything else, so that nobody goes on with other setting
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -40,11 +40,8 @@ def recipe_of(settings: PrepareSettings, fields: Fields, given_tokenizer: bytes 
     }
 
 
-def check_claim(out: ObjectStore, recipe: dict[str, Any], pieces: Sequence[Piece]) -> None:
-    """Raises PhalanxError, naming what differs, where `out` was begun with other settings or another input."""
-    found = _read_json(out, RECIPE_KEY)
-    if found is None:
-        return
+def require_same_recipe(out: ObjectStore, found: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+    """Raises PhalanxError, naming what differs, where `out` was begun with the recipe `found` instead."""
     changed = [
         f"{key} {found.get(key)!r} there, {value!r} here" for key, value in recipe.items() if found.get(key) != value
     ]
@@ -54,6 +51,14 @@ def check_claim(out: ObjectStore, recipe: dict[str, Any], pieces: Sequence[Piece
             expected="an empty folder or one begun with the same settings",
             remedy=f"it differs in {'; '.join(changed)}: name another --out folder or the same settings",
         )
+
+
+def check_claim(out: ObjectStore, recipe: dict[str, Any], pieces: Sequence[Piece]) -> None:
+    """Raises PhalanxError, naming what differs, where `out` was begun with other settings or another input."""
+    found = _read_json(out, RECIPE_KEY)
+    if found is None:
+        return
+    require_same_recipe(out, found, recipe)
     listing = _read_json(out, INPUT_KEY)
     if listing is not None and listing != json.loads(_listing(pieces)):
         raise PhalanxError(

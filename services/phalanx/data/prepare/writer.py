@@ -94,17 +94,7 @@ class SplitWriter:
             create_same(self._store, tar_key(built.name), built.tar)
             create_same(self._store, index_key(built.name), index)
             create_same(self._store, ids_key(built.name), ids)
-        self._entries.append(
-            ShardEntry(
-                built.name,
-                len(built.tar),
-                len(built.document_ids),
-                built.num_tokens,
-                xxh3(built.tar),
-                xxh3(index),
-                xxh3(ids),
-            )
-        )
+        self._entries.append(ShardEntry.of(built, index, ids))
 
     def _is_written(self, name: str, tar_bytes: int, index_bytes: int, ids: bytes) -> bool:
         """Whether an earlier start finished this very shard: the ids name the digests of the other two objects."""

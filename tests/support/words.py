@@ -1,0 +1,19 @@
+"""Words of which tests make texts."""
+
+WORDS = (
+    "the",
+    "line",
+    "holds",
+    "when",
+    "one",
+    "falls",
+    "the",
+    "next",
+    "steps",
+    "forward",
+    "and",
+    "all",
+    "move",
+    "as",
+    "one",
+)
