@@ -123,10 +123,10 @@ def test_service_whose_database_is_deleted_answers_as_before(tmp_path):
         recovery = {"on_bad_shard": "skip", "bad_shard_budget": 1.0}
         job = register_job(service.storage, f"{data}/train", more={"recovery": recovery})
         open_attempt(job)
-        (tmp_path / "corpus/train/t-00000003.tar").unlink()
         with service.client() as client:
             for name, url in (("web", data), ("web", other), ("news", other)):
                 client.register(name, url)
+        (tmp_path / "corpus/train/t-00000003.tar").unlink()
         with service.gang() as gang:
             gang.report_damage(JOB, 1, "t-00000003.tar", "missing", 1)
             plan = gang.reading_plan(JOB, 1, 3)

@@ -24,7 +24,16 @@ def world(tmp_path: Path) -> Iterator[World]:
 @pytest.fixture
 def mortal(tmp_path: Path) -> Iterator[World]:
     """Train in a process of its own, to be killed."""
-    made = make_world(make_cluster(tmp_path / "cluster"), tmp_path)
+    yield from started(make_world(make_cluster(tmp_path / "cluster"), tmp_path))
+
+
+@pytest.fixture
+def patient(tmp_path: Path) -> Iterator[World]:
+    """As `mortal`, with nodes that may be away for as long as a restart takes on a busy machine."""
+    yield from started(make_world(make_cluster(tmp_path / "cluster"), tmp_path, agent_lost_s=60.0))
+
+
+def started(made: World) -> Iterator[World]:
     made.start()
     yield made
     made.close()

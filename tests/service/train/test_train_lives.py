@@ -154,14 +154,14 @@ def test_train_killed_at_every_event_goes_on_where_its_events_say(tmp_path: Path
     assert [attempt.number for attempt in world.lineage().attempts()] == [1, 2]
 
 
-def test_gang_outlives_the_train_process(mortal: World) -> None:
-    with mortal.client() as client, mortal.agent() as agent:
-        client.submit(tables(mortal.storage))
+def test_gang_outlives_the_train_process(patient: World) -> None:
+    with patient.client() as client, patient.agent() as agent:
+        client.submit(tables(patient.storage))
         client.wait("tiny", until=RUNNING, timeout_s=20)
-        mortal.kill()
+        patient.kill()
         agent.train(1, 9)
         agent.commit(1, 9)
-        mortal.start()
+        patient.start()
         wait_until(lambda: client.get("tiny").checkpoint == ref(1, 9), "what was told meanwhile")
         job = client.get("tiny")
         assert (job.state, job.attempt, job.step) == (JobState.RUNNING, 1, 9)
@@ -293,14 +293,14 @@ def test_watcher_of_a_hundred_connections_misses_nothing_and_sees_nothing_twice(
     assert seen == list(range(1, newest + 1))
 
 
-def test_watcher_goes_on_through_a_restart(mortal: World) -> None:
-    with mortal.client() as client, mortal.agent() as agent:
-        client.submit(tables(mortal.storage))
+def test_watcher_goes_on_through_a_restart(patient: World) -> None:
+    with patient.client() as client, patient.agent() as agent:
+        client.submit(tables(patient.storage))
         watched = client.watch("tiny")
         seen = [next(watched) for _ in range(3)]
         client.wait("tiny", until=RUNNING, timeout_s=20)
-        mortal.kill()
-        mortal.start()
+        patient.kill()
+        patient.start()
         agent.commit(1, 20)
         agent.end(1, pb.GANG_STATE_FINISHED)
         for event in watched:
