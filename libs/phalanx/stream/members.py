@@ -27,13 +27,21 @@ class DamagedShard(OutsideError):
     """Bytes of a shard that are wrong twice in a row; a rank reports `key` and `why`.
 
     shard: its number, counted through over all sources; member: None for the index; offset: bytes into the object `key`
-    (below the split); why: in words.
+    (below the split at `url`); why: in words.
     """
 
-    def __init__(self, *, shard: int, name: str, member: int | None, offset: int, key: str, why: str) -> None:
+    def __init__(
+        self, *, shard: int, name: str, member: int | None, offset: int, key: str, why: str, url: str = ""
+    ) -> None:
         self.shard, self.name, self.member, self.offset, self.key, self.why = shard, name, member, offset, key, why
-        what = "index" if member is None else f"member {member}"
-        super().__init__(f"shard {name} is damaged: {what} at byte {offset} of {key}: {why}")
+        place = f"{url}/{key}" if url else key
+        super().__init__(f"shard {name} is damaged: {self.told} of {place}: {why}; bring the object back as it was")
+
+    @property
+    def told(self) -> str:
+        """Where in the object it is."""
+        what = "index" if self.member is None else f"member {self.member}"
+        return f"{what} at byte {self.offset}"
 
 
 class ShardIndices:
@@ -78,7 +86,9 @@ class ShardIndices:
             return _twice(attempt)
         except (MalformedShard, ObjectMissing) as error:
             number = self._first_shard + shard
-            raise DamagedShard(shard=number, name=entry.name, member=None, offset=0, key=key, why=why(error)) from error
+            raise DamagedShard(
+                shard=number, name=entry.name, member=None, offset=0, key=key, why=why(error), url=self._store.url
+            ) from error
 
 
 def _twice(attempt: Callable[[], _Result]) -> _Result:

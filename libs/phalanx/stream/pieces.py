@@ -156,6 +156,7 @@ class SplitPieces:
             offset=int(self.cut(shard).starts[member]),
             key=tar_key(entry.name),
             why=reason,
+            url=self._store.url,
         )
 
     def _fetch(self, entry: ShardEntry, start: int, num_bytes: int) -> Bytes:

@@ -96,7 +96,7 @@ def take(session: Session) -> StepInput:
         return session.feed.take(session.step)
     except DamagedShard as damage:
         key = session.reading.key_of(damage.shard, damage.key)
-        session.report("bad_shard", shard=key, why=damage.why, step=session.step)
+        session.report("bad_shard", shard=key, why=f"{damage.told}: {damage.why}", step=session.step)
         if not is_whole_after_all(session, damage):
             raise
         return session.feed.take(session.step)
@@ -106,7 +106,7 @@ def is_whole_after_all(session: Session, damage: DamagedShard) -> bool:
     """What whoever decides about damage says of it; a report that fails must not be told in the damage's place."""
     try:
         key = session.reading.key_of(damage.shard, damage.key)
-        return session.control.report_shard(key, damage.why, session.step)
+        return session.control.report_shard(key, f"{damage.told}: {damage.why}", session.step)
     except OutsideError as error:
         LOG.warning("nothing is decided about the damage, so the next attempt meets it again: %s", error)
         return False

@@ -147,7 +147,7 @@ class StorageControl:
         if self._on_bad_shard == "stop":
             return False
         raise PhalanxError(
-            f"object {key} of data.train",
+            f"object {key} of the training data",
             value=why,
             expected="data that can be read: which windows it costs (recovery.on_bad_shard) the services alone decide",
             remedy="submit the job to the services, or put the object back as `phalanx data prepare` wrote it",

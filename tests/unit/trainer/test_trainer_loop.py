@@ -15,6 +15,7 @@ from phalanx.trainer.recorder import StepResult
 from phalanx.trainer.step_times import EVERY_STEPS, StepTimes
 
 DAMAGE = DamagedShard(shard=3, name="s3", member=1, offset=512, key="s3.tar", why="has another digest")
+WHY = "member 1 at byte 512: has another digest"
 
 
 class Bench:
@@ -38,7 +39,7 @@ class Bench:
         return f"input of {step}"
 
     def _report_shard(self, key: str, why: str, step: int) -> bool:
-        assert (key, why, step) == ("s3.tar", "has another digest", 7)
+        assert (key, why, step) == ("s3.tar", WHY, 7)
         if isinstance(self.answer, Exception):
             raise self.answer
         return self.answer
@@ -51,7 +52,7 @@ def taken(bench: Bench) -> object:
 def test_damage_that_was_a_passing_fault_is_read_again() -> None:
     bench = Bench(1, True)
     assert taken(bench) == "input of 7"
-    assert bench.told == [("bad_shard", {"shard": "s3.tar", "why": "has another digest", "step": 7})]
+    assert bench.told == [("bad_shard", {"shard": "s3.tar", "why": WHY, "step": 7})]
 
 
 @pytest.mark.parametrize(("num_failures", "answer"), [(2, True), (1, False), (1, OutsideError("data is away"))])
