@@ -93,6 +93,19 @@ def test_folder_links_to_folders_are_counted_and_links_to_files_followed(tree):
     assert source.left_out["links to folders"] == 1 and source.left_out["broken links"] == 1
 
 
+@pytest.mark.parametrize("pattern", ["", "/*"])
+def test_links_in_a_circle_and_pipes_are_left_out_and_counted(tree, pattern):
+    (tree / "l1.txt").symlink_to("l2.txt")
+    (tree / "l2.txt").symlink_to("l1.txt")
+    (tree / "through.txt").symlink_to("a.txt/x")
+    os.mkfifo(tree / "pipe.txt")
+    source = source_of(f"{tree}{pattern}")
+    assert sorted(source.paths) == sorted(TREE)
+    assert source.left_out["broken links"] == 3 and source.left_out["pipes, sockets or devices"] == 1
+    with pytest.raises(PhalanxError, match="nothing is there"):
+        source_of(tree / "l1.txt")
+
+
 @pytest.mark.parametrize(
     ("given_input", "message"),
     [
