@@ -73,7 +73,7 @@ def check(job_file: JobFile, overrides: Overrides = None, world: World = None, a
         typer.echo(f"warning: {warning}", err=True)
     axes = " x ".join(f"{axis} {size}" for axis, size in asdict(layout).items() if size > 1 and axis != "ep") or "1"
     experts = f", ep {layout.ep}" if layout.ep > 1 else ""
-    typer.echo(f"{job_file}: good for {world_size} ranks ({axes}{experts})")
+    typer.echo(f"{job_file}: good for {world_size} ranks ({axes}{experts}); data and model are looked at when it runs")
 
 
 def _as_rows(error: PhalanxError) -> list[dict[str, object]]:
