@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.digest import sha256, xxh3
-from phalanx.data.catalog import FoundSplit
+from phalanx.data.catalog import FoundSplit, LostSplit
 from phalanx.data.tar_check import Chunks, flaws_of
 from phalanx.objects import ObjectMissing, ObjectStore, StorageSettings
 from phalanx.stream.ids import decode_ids
 from phalanx.stream.layout import parts_of
-from phalanx.stream.manifest import ShardEntry, Split, ids_key, index_key, tar_key
+from phalanx.stream.manifest import MANIFEST_KEY, ShardEntry, Split, ids_key, index_key, tar_key
 from phalanx.stream.shards import MalformedShard, ShardIndex, decode_index, parse_shard
 from phalanx.stream.token_text import TOKENIZER_KEY, folder_above
 
@@ -30,7 +30,7 @@ THREADS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Something that is not as the manifest says. shard: None for the tokenizer. member and offset (bytes into the
+    """Something that is not as it should be. shard: None for tokenizer and manifest. member and offset (bytes into the
     object): None where no one can tell.
     """
 
@@ -71,6 +71,12 @@ def verify_split(
             yield started.popleft().result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def lost_manifests(lost: Sequence[LostSplit]) -> tuple[tuple[str, Damage], ...]:
+    """What is wrong with splits that have no manifest, each by its folder: no shard of theirs can be checked."""
+    what = "it is missing, so none of its shards was checked: it was lost, or the dataset is not finished"
+    return tuple((each.path, Damage(None, MANIFEST_KEY, what)) for each in lost)
 
 
 def verify_tokenizers(

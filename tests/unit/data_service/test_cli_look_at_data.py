@@ -177,6 +177,29 @@ def test_verify_names_each_damage_with_its_offset(phalanx, url, tmp_path):
     assert (damage["shard"], damage["member"], damage["offset"]) == ("train-00000003", 0, 640)
 
 
+@pytest.mark.parametrize("told_by", ["shards", "report"])
+def test_verify_of_a_split_whose_manifest_is_lost_names_it(phalanx, url, tmp_path, told_by):
+    dataset = url.rpartition("/")[0]
+    write_dataset(tmp_path / "d" / "more", TEXTS, (tmp_path / "d" / "tokenizer.json").read_bytes())
+    train = tmp_path / "d" / "train"
+    if told_by == "report":
+        report = {"format": "phalanx.report/1", "train": {"name": "train"}, "held_out": None}
+        (tmp_path / "d" / "report.json").write_text(json.dumps(report))
+        assert phalanx("data", "verify", dataset)[0] == 0
+        for path in train.iterdir():
+            path.unlink()
+    else:
+        (train / "manifest.json").unlink()
+        code, out, _ = phalanx("data", "verify", url)
+        assert code == 1 and out.startswith("manifest.json: it is missing")
+    code, out, _ = phalanx("data", "verify", dataset)
+    assert code == 1 and "train/manifest.json: it is missing" in out and "6 shards checked" in out
+    found = json.loads(phalanx("data", "verify", dataset, "--json")[1])
+    assert not found["ok"] and [(each["path"], each["key"]) for each in found["damages"]] == [
+        ("train", "manifest.json")
+    ]
+
+
 def test_verify_that_storage_ends_tells_what_was_found_so_far(phalanx, url, tmp_path, monkeypatch):
     from phalanx.data import verification
     from phalanx.objects.base import StoreError

@@ -75,13 +75,14 @@ def _verify_job(job: Job, as_json: bool) -> None:
 
 
 def _verify_dataset(url: str, as_json: bool) -> None:
-    from phalanx.data.catalog import splits_at
-    from phalanx.data.verification import verify_split, verify_tokenizers
+    from phalanx.data.catalog import whole_and_lost_at
+    from phalanx.data.verification import lost_manifests, verify_split, verify_tokenizers
     from phalanx.objects import open_store
 
     root = open_store(url)
-    splits, checks, num_bytes = splits_at(root), 0, 0
-    damages = [*verify_tokenizers(root, splits)]
+    splits, lost = whole_and_lost_at(root)
+    checks, num_bytes = 0, 0
+    damages = [*lost_manifests(lost), *verify_tokenizers(root, splits)]
     is_done = False
     try:
         with _bar() as bar:
