@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from phalanx.core.digest import canonical_json
+from phalanx.core.errors import PhalanxError
 from phalanx.lineage import keys
 from phalanx.lineage.documents import decode_document, encode_document
 from phalanx.lineage.errors import DamagedObject
@@ -48,12 +50,14 @@ class Wishes:
         self._store = store
 
     def add(self, kind: str, payload: Mapping[str, Any], request_id: str) -> Wish:
-        """Stores a wish, or returns the one that has this request id."""
+        """Stores a wish, or returns the one that has this request id; raises PhalanxError where that asks for something
+        else.
+        """
         while True:
             known = self.all()
             for wish in known:
                 if wish.request_id == request_id:
-                    return wish
+                    return _same(wish, kind, payload)
             wish = Wish(len(known) + 1, kind, dict(payload), request_id)
             try:
                 self._store.create(_key(wish.number), encode_document(wish))
@@ -73,6 +77,21 @@ class Wishes:
         if wish.number != number:
             raise DamagedObject(key, f"says that it is wish {wish.number}")
         return wish
+
+
+def _same(known: Wish, kind: str, payload: Mapping[str, Any]) -> Wish:
+    if (known.kind, known.payload) == (kind, payload):
+        return known
+    raise PhalanxError(
+        "request id",
+        value=known.request_id,
+        expected=f"wish {known.number} again ({_shown(known.kind, known.payload)}), not {_shown(kind, payload)}",
+        remedy="give another wish a request id of its own",
+    )
+
+
+def _shown(kind: str, payload: Mapping[str, Any]) -> str:
+    return f"{kind} {canonical_json(dict(payload)).decode()}"
 
 
 def grant(lineage: Lineage, wishes: Wishes, attempt: int, live: Sequence[JournalEntry], position: int) -> bool:

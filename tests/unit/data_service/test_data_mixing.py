@@ -138,6 +138,13 @@ def test_wish_repeated_under_its_id_counts_once(bench: Bench) -> None:
     assert [weights for _, weights in bench.changes(1, 0)] == [{"code": "2"}, {"web": "5"}]
 
 
+def test_wish_for_other_weights_under_a_used_request_id_is_refused(bench: Bench) -> None:
+    bench.wish("a", code="2")
+    with pytest.raises(PhalanxError, match=r'request id is \'a\'.*wish 1 again.*"code":"2".*not.*"code":"3"'):
+        bench.wish("a", code="3")
+    assert len(Wishes(bench.store).all()) == 1 and bench.wish("a", code="2") == 1
+
+
 def test_wishes_at_once_are_all_kept_and_numbered(bench: Bench) -> None:
     def many(number: int) -> None:
         wish_for_weights(bench.store, MIXED, {"code": str(number)}, f"request-{number}")
