@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -59,6 +60,42 @@ def test_import_of_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty" / "notes.doc").write_text("x")
     assert "it holds none" in refused(tmp_path / "empty", settings(), tmp_path / "out")
     assert "name --format" in refused(tmp_path / "empty" / "notes.doc", settings(), tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["l1.npy", "gone.npy", "pipe.npy", "pipe.bin", "pipe.idx"])
+def test_import_of_a_link_that_leads_nowhere_or_a_pipe_is_refused(tmp_path: Path, name: str) -> None:
+    source = tmp_path / name
+    if name.startswith("pipe"):
+        os.mkfifo(source)
+    else:
+        source.symlink_to(tmp_path / "l2.npy")
+        if name == "l1.npy":
+            (tmp_path / "l2.npy").symlink_to(source)
+    line = refused(source, settings(dtype="uint16"), tmp_path / "out")
+    assert str(source) in line and ("it is a pipe" if name.startswith("pipe") else "leads nowhere") in line
+
+
+def test_import_of_a_folder_leaves_links_that_lead_nowhere_and_pipes_out_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "in"
+    (folder / "b").mkdir(parents=True)
+    np.save(folder / "b" / "a.npy", np.arange(8, 20, dtype=np.uint16))
+    (folder / "l1.npy").symlink_to("l2.npy")
+    (folder / "l2.npy").symlink_to("l1.npy")
+    (folder / "gone.npy").symlink_to("nothing.npy")
+    (folder / "again").symlink_to(folder)
+    os.mkfifo(folder / "pipe.npy")
+    _, read = imported(folder, tmp_path / "out", settings())
+    assert read.ids == ["b/a.npy#0"]
+    assert "left out: 3 broken links, 1 links to folders, 1 pipes, sockets or devices" in caplog.text
+
+
+def test_import_of_a_dataset_with_a_pipe_for_a_shard_is_refused(tmp_path: Path) -> None:
+    write_mds(tmp_path / "mds", ROWS)
+    (tmp_path / "mds" / "shard.00001.mds").unlink()
+    os.mkfifo(tmp_path / "mds" / "shard.00001.mds")
+    assert "it is a pipe" in refused(tmp_path / "mds", settings(), tmp_path / "out")
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.bin", "index.json", "p.parquet", "s.arrow", "m.bin"])

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -11,11 +14,14 @@ from typing import BinaryIO, TypeVar, cast
 from phalanx.core.errors import PhalanxError
 from phalanx.data.importing.errors import BadTokens
 from phalanx.data.prepare.inputs.ahead import ahead
+from phalanx.data.prepare.inputs.folders import walk
 from phalanx.data.prepare.inputs.objects import InputObject, SeekingStream
 from phalanx.objects import ObjectMissing, open_store
+from phalanx.objects.file import FileStore, translated
 
 S3, FILE = "s3://", "file://"
 _AT_ONCE = 32
+LOG = logging.getLogger(__name__)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -28,7 +34,11 @@ class Files:
         self._store = open_store(root)
 
     def size(self, path: str) -> int | None:
-        """Bytes of a file, None where there is none (a folder is none)."""
+        """Bytes of a file, None where there is none (a folder is none). Raises BadTokens for a link that leads nowhere
+        and for what is neither: opening a pipe would wait for ever.
+        """
+        if path and isinstance(self._store, FileStore):
+            _require_file_or_folder(self._store.root / path)
         try:
             return self._store.info(path).num_bytes if path else None
         except ObjectMissing:
@@ -36,12 +46,25 @@ class Files:
 
     def is_folder(self, path: str) -> bool:
         """Whether anything lies below `path`."""
+        if isinstance(self._store, FileStore):
+            folder = self._store.root / path
+            with translated(folder):
+                return folder.is_dir() and any(folder.iterdir())
         return next(iter(self._store.children(f"{path}/" if path else "")), None) is not None
 
     def below(self, path: str) -> list[str]:
-        """All files at any depth below a folder, sorted; names with a leading dot or underscore are left out."""
+        """All files at any depth below a folder, sorted; names with a leading dot or underscore are left out. On a disk
+        so are links to folders, links that lead nowhere, pipes and the like: a warning counts them.
+        """
         prefix = f"{path}/" if path else ""
-        found = (info.key for info in self._store.list(prefix))
+        if isinstance(self._store, FileStore):
+            left_out: Counter[str] = Counter()
+            found = sorted(f"{prefix}{file.path}" for file in walk(str(self._store.root / path), left_out))
+            if left_out:
+                kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(left_out.items()))
+                LOG.warning("%s: left out: %s", self.shown(path), kinds)
+        else:
+            found = [info.key for info in self._store.list(prefix)]
         return [key for key in found if not any(part[0] in "._" for part in key.removeprefix(prefix).split("/"))]
 
     def open(self, path: str, num_bytes: int) -> InputObject:
@@ -66,6 +89,24 @@ class Files:
     def shown(self, path: str) -> str:
         """A file as errors name it: the whole path or URL."""
         return f"{self.root.removeprefix(FILE).rstrip('/')}/{path}" if path else self.root.removeprefix(FILE)
+
+
+def _require_file_or_folder(path: Path) -> None:
+    """Raises BadTokens for what is there and neither a file nor a folder."""
+    try:
+        mode = path.stat().st_mode
+    except PermissionError:
+        return  # whoever opens it says what is wrong
+    except OSError:
+        if path.is_symlink():
+            raise BadTokens(
+                str(path), expected="a file", remedy="it is a link that leads nowhere: mend it, or name another input"
+            ) from None
+        return
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise BadTokens(
+            str(path), expected="a file", remedy="it is a pipe, socket or device: copy what it gives to a file"
+        )
 
 
 def rooted(inputs: Sequence[str]) -> tuple[Files, tuple[str, ...]]:
