@@ -18,6 +18,7 @@ import pytest
 from import_kit import DIGEST, EOS, files_below, imported, read_back, rows_of, settings, write_mds
 
 import phalanx.stream
+from phalanx.cli.data.prepare import merge as merge_command
 from phalanx.core.errors import PhalanxError
 from phalanx.data.importing import ImportSettings, Understanding, import_part, import_recipe, import_tokens, merge
 from phalanx.data.prepare import Part
@@ -67,6 +68,24 @@ def test_import_in_parts_gives_the_same_bytes_in_any_order(source: Path, tmp_pat
     merge(out, recipe)
     assert files_below(tmp_path / "parts") == files_below(tmp_path / "whole")
     assert import_part([str(source)], out, settings(), Part(2, 3)).is_finished
+
+
+@pytest.mark.parametrize("key", ["recipe.json", "input.json"])
+@pytest.mark.parametrize("data", [b"{}", b"zz", b"[1]", b'{"format": "phalanx.import/1"}', b'[["flat", {}]]'])
+def test_merge_of_an_import_with_a_damaged_claim_says_so_and_its_remedy_works(
+    tmp_path: Path, key: str, data: bytes
+) -> None:
+    np.save(tmp_path / "rows.npy", np.arange(8, 68).reshape(20, 3))
+    url = f"file://{tmp_path}/out"
+    import_part([str(tmp_path / "rows.npy")], open_store(url), settings(), Part(1, 1))
+    (tmp_path / "out" / key).write_bytes(data)
+    with pytest.raises(PhalanxError, match=f"{key}: .*damaged; delete it and run one part again") as error:
+        merge_command(out=url)
+    assert "\n" not in str(error.value)
+    (tmp_path / "out" / key).unlink()
+    import_part([str(tmp_path / "rows.npy")], open_store(url), settings(), Part(1, 1))
+    merge_command(out=url)
+    assert len(phalanx.stream.open(f"{url}/train")) == 20
 
 
 def test_import_that_is_killed_goes_on_and_ends_with_the_same_bytes(source: Path, tmp_path: Path) -> None:

@@ -100,6 +100,27 @@ def test_merge_before_all_parts_are_done_names_the_missing_pieces(mixed):
         assert prepare_part(source, store, chosen, Part(3, 3)).is_finished
 
 
+@pytest.mark.parametrize("key", ["recipe.json", "input.json"])
+@pytest.mark.parametrize(
+    "data", [b"{}", b"zz", b"[1]", b'{"format": "phalanx.recipe/1", "pieces": [[[1, 2, 3, 4]], 5]}']
+)
+def test_merge_with_a_damaged_claim_says_so_and_its_remedy_works(mixed, key, data):
+    source, chosen = mixed
+    with pieces_of(9000):
+        store = open_store("memory://")
+        prepare_part(source, store, chosen, Part(1, 1))
+        store.delete(key)
+        store.create(key, data)
+        with pytest.raises(PhalanxError, match=f"{key}: .*damaged; delete it and run one part again") as error:
+            merge(store)
+        assert "\n" not in str(error.value)
+        with pytest.raises(PhalanxError):
+            prepare(source, store, chosen)
+        store.delete(key)
+        prepare_part(source, store, chosen, Part(1, 1))
+        assert merge(store).train.num_documents
+
+
 def test_parts_agree_on_a_trained_tokenizer(mixed):
     source, chosen = mixed
     chosen = type(chosen)(vocab_size=300, held_out_fraction=0.2, shard_tokens=600)

@@ -11,9 +11,18 @@ from phalanx.core.digest import canonical_json
 from phalanx.core.errors import PhalanxError
 from phalanx.data.importing.settings import RECIPE_FORMAT
 from phalanx.data.importing.source import Piece, TokenSource, pieces_of
-from phalanx.data.prepare.claim import INPUT_KEY, RECIPE_KEY, require_same_recipe
+from phalanx.data.prepare.claim import INPUT_KEY, RECIPE_KEY, damaged_claim, require_same_recipe
 from phalanx.data.prepare.same import create_same
 from phalanx.objects import ObjectMissing, ObjectStore
+
+_ASSEMBLED = {  # what assembling takes from a recipe
+    "tokenizer_digest": (str,),
+    "vocab_size": (int,),
+    "eos_id": (int,),
+    "shard_tokens": (int,),
+    "held_out_fraction": (float, int),
+    "drop_copies": (bool,),
+}
 
 
 def claim(out: ObjectStore, recipe: dict[str, Any], source: TokenSource) -> None:
@@ -46,6 +55,27 @@ def import_recipe(out: ObjectStore) -> dict[str, Any] | None:
     except ValueError:
         return None
     return found if isinstance(found, dict) and found.get("format") == RECIPE_FORMAT else None
+
+
+def claimed_pieces(out: ObjectStore, recipe: dict[str, Any]) -> tuple[Piece, ...]:
+    """The pieces that the import in `out` was begun with. recipe: its own. Raises PhalanxError where either is damaged,
+    or the listing is not there.
+    """
+    if not all(type(recipe.get(key)) in kinds for key, kinds in _ASSEMBLED.items()):
+        raise damaged_claim(out, RECIPE_KEY)
+    try:
+        pieces = pieces_of(out.read(INPUT_KEY))
+        if not pieces or not all(isinstance(piece.path, str) and type(piece.num_bytes) is int for piece in pieces):
+            raise ValueError("a piece without a file")
+    except ObjectMissing as error:
+        raise PhalanxError(
+            f"{out.url}/{INPUT_KEY}",
+            expected="the listing of the input",
+            remedy="it is missing: run one part again with the same input and settings, which writes it",
+        ) from error
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise damaged_claim(out, INPUT_KEY) from error
+    return pieces
 
 
 def _check_recipe(out: ObjectStore, recipe: dict[str, Any], data: bytes) -> None:

@@ -13,15 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.core.errors import PhalanxError
-from phalanx.data.importing.claim import check_claim, claim
+from phalanx.data.importing.claim import check_claim, claim, claimed_pieces
 from phalanx.data.importing.errors import BadTokens
 from phalanx.data.importing.files import Files
 from phalanx.data.importing.making import ChunkMaker
 from phalanx.data.importing.settings import ImportSettings, recipe_of
-from phalanx.data.importing.source import Piece, TokenSource, pieces_of, token_source
+from phalanx.data.importing.source import Piece, TokenSource, token_source
 from phalanx.data.prepare.assemble import Cuts, assemble, delete_chunks
 from phalanx.data.prepare.chunk import find_chunks
-from phalanx.data.prepare.claim import INPUT_KEY
 from phalanx.data.prepare.inputs.ahead import ahead
 from phalanx.data.prepare.making import TOKENIZER_KEY
 from phalanx.data.prepare.parts import Part
@@ -93,7 +92,7 @@ def merge(out: ObjectStore, recipe: dict[str, Any], on_progress: OnProgress | No
     if finished is not None:
         delete_chunks(out)
         return finished
-    return _assemble(out, recipe, pieces_of(out.read(INPUT_KEY)), on_progress or _quiet)
+    return _assemble(out, recipe, claimed_pieces(out, recipe), on_progress or _quiet)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 from phalanx.core.digest import canonical_json, sha256
 from phalanx.core.errors import PhalanxError
 from phalanx.data.prepare.inputs import Fields, Piece, Span
+from phalanx.data.prepare.inputs.documents import DEFAULT_FIELDS
 from phalanx.data.prepare.same import create_same
 from phalanx.data.prepare.settings import PrepareSettings
 from phalanx.objects import ObjectMissing, ObjectStore
@@ -61,6 +62,7 @@ def check_claim(out: ObjectStore, recipe: dict[str, Any], pieces: Sequence[Piece
     require_same_recipe(out, found, recipe)
     listing = _read_json(out, INPUT_KEY)
     if listing is not None and listing != json.loads(_listing(pieces)):
+        _pieces_of(out, listing)
         raise PhalanxError(
             out.url,
             expected="an empty folder or one begun with the same input",
@@ -79,7 +81,10 @@ def claim(out: ObjectStore, recipe: dict[str, Any], pieces: Sequence[Piece]) -> 
 
 
 def read_claim(out: ObjectStore) -> tuple[dict[str, Any], tuple[Piece, ...]]:
-    """The recipe and the pieces that `out` was begun with; raises PhalanxError where nothing was begun."""
+    """The recipe and the pieces that `out` was begun with.
+
+    Raises PhalanxError where nothing was begun, or one of them is damaged.
+    """
     recipe, listing = _read_json(out, RECIPE_KEY), _read_json(out, INPUT_KEY)
     if recipe is None or listing is None:
         raise PhalanxError(
@@ -87,7 +92,45 @@ def read_claim(out: ObjectStore) -> tuple[dict[str, Any], tuple[Piece, ...]]:
             expected="a dataset begun by `phalanx data prepare`",
             remedy="run its parts first: phalanx data prepare INPUT --out URL --part I/N",
         )
-    return recipe, tuple(Piece(tuple(Span(*span) for span in spans)) for spans in listing["pieces"])
+    if not _is_recipe(recipe):
+        raise damaged_claim(out, RECIPE_KEY)
+    return recipe, _pieces_of(out, listing)
+
+
+def damaged_claim(out: ObjectStore, key: str) -> PhalanxError:
+    """The error for a recipe or a listing that is none."""
+    return PhalanxError(
+        f"{out.url}/{key}",
+        expected="what the first start wrote there, it is damaged",
+        remedy="delete it and run one part again with the same input and settings, which writes it anew",
+    )
+
+
+def _is_recipe(found: dict[str, Any]) -> bool:
+    """Whether all is there, and what assembling needs of the right type."""
+    return (
+        found.get("format") == RECIPE_FORMAT
+        and found.keys() >= recipe_of(PrepareSettings(), DEFAULT_FIELDS, None).keys()
+        and isinstance(found["eos_token"], str)
+        and type(found["shard_tokens"]) is int
+        and isinstance(found["held_out_fraction"], float | int)
+        and isinstance(found["max_bytes"], int | None)
+    )
+
+
+def _pieces_of(out: ObjectStore, listing: dict[str, Any]) -> tuple[Piece, ...]:
+    """The pieces of `input.json`; raises PhalanxError where it is damaged."""
+    try:
+        pieces = tuple(Piece(tuple(Span(*span) for span in spans)) for spans in listing["pieces"])
+        if not pieces or not all(piece.spans and all(map(_is_span, piece.spans)) for piece in pieces):
+            raise ValueError("a piece without a file")
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged_claim(out, INPUT_KEY) from error
+    return pieces
+
+
+def _is_span(span: Span) -> bool:
+    return isinstance(span.path, str) and all(type(each) is int for each in (span.num_bytes, span.start, span.stop))
 
 
 def _listing(pieces: Sequence[Piece]) -> bytes:
