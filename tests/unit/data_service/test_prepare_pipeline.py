@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from corpus_builders import SETTINGS, write_corpus
 from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from phalanx.core.errors import PhalanxError
-from phalanx.data.prepare import Phase, PrepareSettings, prepare, source_of
+from phalanx.data.prepare import Local, Phase, PrepareSettings, prepare, source_of
 from phalanx.data.verification import verify_split
 from phalanx.data.webdataset_reading import read_with_webdataset
 from phalanx.objects import open_store
@@ -190,6 +191,22 @@ def test_prepare_given_tokenizer_without_the_end_token_is_refused(corpus, tmp_pa
         prepare(corpus, open_store("memory://"), dataclasses.replace(SETTINGS, tokenizer=given))
     with pytest.raises(PhalanxError, match="no such file"):
         prepare(corpus, open_store("memory://"), dataclasses.replace(SETTINGS, tokenizer=tmp_path / "none"))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_prepare_given_tokenizer_that_cannot_encode_the_text_is_named(tmp_path, workers):
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "words that it has not"}\n' * 40_000)
+    given = tmp_path / "t.json"
+    tokenizer = Tokenizer(WordLevel({SETTINGS.eos_token: 0, "words": 1}))
+    tokenizer.add_special_tokens([SETTINGS.eos_token])
+    tokenizer.save(str(given))
+    store, chosen = open_store(f"file://{tmp_path}/out"), dataclasses.replace(SETTINGS, tokenizer=given)
+    source = source_of([tmp_path / "a.jsonl", tmp_path / "b.jsonl"])
+    assert len(source.pieces()) > 1
+    with pytest.raises(PhalanxError, match=r"out/tokenizer.json: expected a tokenizer that can encode") as error:
+        prepare(source, store, chosen, engine=Local(workers))
+    assert "\n" not in str(error.value) and "--tokenizer" in str(error.value)
 
 
 def test_prepare_output_verifies(dataset):

@@ -79,7 +79,8 @@ class WorkOrder:
     def maker(self, out: ObjectStore | None = None) -> ChunkMaker:
         """Opens the store (unless `out` is given) and loads the tokenizer."""
         store = open_store(self.out_url) if out is None else out
-        return ChunkMaker(self, store, load_tokenizer(store.read(TOKENIZER_KEY), self.eos_token))
+        where = f"{store.url}/{TOKENIZER_KEY}"
+        return ChunkMaker(self, store, load_tokenizer(store.read(TOKENIZER_KEY), self.eos_token, where))
 
 
 class ChunkMaker:

@@ -35,10 +35,11 @@ class TokenizerFacts:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TextTokenizer:
-    """Encodes documents."""
+    """Encodes documents. where: what errors call it."""
 
     facts: TokenizerFacts
     _tokenizer: Tokenizer
+    where: str = "--tokenizer"
 
     @property
     def dtype(self) -> np.dtype[np.unsignedinteger]:
@@ -49,8 +50,17 @@ class TextTokenizer:
         """Tokens of each text with the end-of-text id appended, one array each, on the tokenizer's own threads.
 
         Text that spells a special token stays text: no document can end itself.
+        Raises PhalanxError where the tokenizer has no tokens for some of the text.
         """
-        encodings = self._tokenizer.encode_batch_fast([text.decode() for text in texts], add_special_tokens=False)
+        strings = [text.decode() for text in texts]
+        try:
+            encodings = self._tokenizer.encode_batch_fast(strings, add_special_tokens=False)
+        except Exception as error:  # the library raises bare Exception for text that it has no tokens for
+            raise PhalanxError(
+                self.where,
+                expected=f"a tokenizer that can encode all of the text ({' '.join(str(error).split())})",
+                remedy="name one with a token for the unknown (unk_token) with --tokenizer, and another --out folder",
+            ) from error
         return [np.array([*encoding.ids, self.facts.eos_id], dtype=self.dtype) for encoding in encodings]
 
 
@@ -99,7 +109,7 @@ def load_tokenizer(data: bytes, eos_token: str, where: str = "--tokenizer") -> T
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    return TextTokenizer(TokenizerFacts(sha256(data), vocab_size, eos_id), tokenizer)
+    return TextTokenizer(TokenizerFacts(sha256(data), vocab_size, eos_id), tokenizer, where)
 
 
 def training_sample(texts: Iterator[bytes], max_bytes: int = TRAINING_SAMPLE_BYTES) -> Iterator[bytes]:
