@@ -181,17 +181,22 @@ def _fork_point(job: Job, splits: Mapping[str, Split], origin: Origin) -> ForkPo
     return ForkPoint(name.project, name.name, ref.attempt, ref.step, manifest.loader.position, mixture)
 
 
-def _create_job(job: Job, identity_digest: str, splits: Mapping[str, Split], origin: ForkPoint | None) -> JobRecord:
+def identity_of(job: Job, splits: Mapping[str, Split]) -> dict[str, Any]:
+    """What is stored of a job's identity, to name what differs from it. splits: of its training sources, by name."""
     split = next(iter(splits.values()))
+    return {
+        **job.identity(),
+        "data_digests": {name: each.digest for name, each in splits.items()},
+        # Follows from the data digest; kept so that an export can check a tokenizer when the data is gone.
+        "tokenizer": {"digest": split.tokenizer_digest, "eos_id": split.eos_id},
+    }
+
+
+def _create_job(job: Job, identity_digest: str, splits: Mapping[str, Split], origin: ForkPoint | None) -> JobRecord:
     return Lineage(job_store(job)).create_job(
         request_id=uuid.uuid4().hex,
         spec=plain(job),
-        identity={
-            **job.identity(),
-            "data_digests": {name: each.digest for name, each in splits.items()},
-            # Follows from the data digest; kept so that an export can check a tokenizer when the data is gone.
-            "tokenizer": {"digest": split.tokenizer_digest, "eos_id": split.eos_id},
-        },
+        identity=identity_of(job, splits),
         identity_digest=identity_digest,
         origin=origin,
     )

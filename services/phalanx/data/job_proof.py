@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from phalanx.data.job_tracing import reading_of
 from phalanx.data.left_out import left_out_by
 from phalanx.data.proof import Proof, ShardCache, TokenArray, prove
 from phalanx.data.webdataset_reading import read_shard_with_webdataset
@@ -18,7 +19,6 @@ from phalanx.spec import Job
 from phalanx.stream.members import DamagedShard
 from phalanx.stream.segments import NO_SEGMENTS, SegmentColumns
 from phalanx.stream.sources import source_of_shards
-from phalanx.trainer.mixing import JobReading
 from phalanx.trainer.places import job_store, settings_at
 
 _LOG = logging.getLogger(__name__)
@@ -26,11 +26,10 @@ _LOG = logging.getLogger(__name__)
 
 def prove_job(job: Job, progress: Mapping[int, int] | None = None) -> Proof:
     """Checks the live chain of `job`; see `proof.prove`. progress: for each attempt the last step that it was seen to
-    finish.
+    finish. Raises PhalanxError where the job that was started has another identity than `job`.
     """
     lineage = Lineage(job_store(job))
-    record = lineage.read_job()
-    reading = JobReading.of(job, record.origin if record is not None else None)
+    reading = reading_of(job, lineage.read_job())
     left_out = left_out_by(lineage)
     damaged, view = left_out.shards, reading.view_of(left_out.plan)
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.data.left_out import left_out_by
 from phalanx.data.tracing import Steps, TracedSource, Tracer
-from phalanx.lineage import Lineage
+from phalanx.lineage import JobRecord, Lineage
+from phalanx.lineage.job import require_same_identity
 from phalanx.spec import Job
 from phalanx.trainer.mixing import JobReading
 from phalanx.trainer.places import job_store, settings_at
+from phalanx.trainer.preflight import identity_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +25,31 @@ class Trained:
 
 
 def tracer_of(job: Job, *, shows: bool = False) -> Tracer:
-    """The tracer of a job, started or not. shows: see `Tracer`. Raises PhalanxError where its data is not there."""
+    """The tracer of a job, started or not. shows: see `Tracer`. Raises PhalanxError where its data is not there, or the
+    job that was started is another one.
+    """
     lineage = Lineage(job_store(job))
     record = lineage.read_job()
-    origin = record.origin if record is not None else None
-    reading = JobReading.of(job, origin)
+    reading = reading_of(job, record)
     sources = [
         TracedSource(each.name, each.store, each.split, each.order, settings_at(job, job.data.training[each.name].url))
         for each in reading.sources
     ]
     view = reading.view_of(left_out_by(lineage).plan)
-    return Tracer(sources, Steps(job.training.global_batch_size, origin), view, shows=shows)
+    return Tracer(sources, Steps(job.training.global_batch_size, reading.origin), view, shows=shows)
+
+
+def reading_of(job: Job, record: JobRecord | None) -> JobReading:
+    """What a job reads. record: of the job as it was created, None where it never was: raises PhalanxError, naming the
+    keys that differ, where that has another identity than `job`.
+    """
+    reading = JobReading.of(job, None if record is None else record.origin)
+    if record is not None:
+        splits = {source.name: source.split for source in reading.sources}
+        digest = job.identity_digest({name: split.digest for name, split in splits.items()})
+        given = replace(record, identity=identity_of(job, splits), identity_digest=digest)
+        require_same_identity(record, given, job_store(job).url)
+    return reading
 
 
 def trained(job: Job, step: int) -> Trained:

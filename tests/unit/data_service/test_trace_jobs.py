@@ -8,9 +8,13 @@ from support.datasets import DIGEST, make_job, open_attempt, write_dataset
 
 from phalanx.core.digest import digest_of
 from phalanx.core.errors import PhalanxError
+from phalanx.data.job_proof import prove_job
 from phalanx.data.job_tracing import Trained, tracer_of, trained
 from phalanx.lineage import ForkPoint, Lineage, LoaderState, Manifest, WindowRows, journal_digest
+from phalanx.spec.job import plain
+from phalanx.trainer.mixing import training_splits
 from phalanx.trainer.places import job_store
+from phalanx.trainer.preflight import identity_of
 
 BATCH = 4
 
@@ -23,6 +27,15 @@ def job(tmp_path):
 
 def windows(job, step):
     return {segment.window: segment.weight for segment in tracer_of(job).step(step)}
+
+
+def create(job, origin=None):
+    """What is stored of a job when it is started."""
+    splits = training_splits(job)
+    digest = job.identity_digest({name: split.digest for name, split in splits.items()})
+    Lineage(job_store(job)).create_job(
+        request_id="r", spec=plain(job), identity=identity_of(job, splits), identity_digest=digest, origin=origin
+    )
 
 
 def save(lineage, attempt, first_step, step, commit=True):
@@ -82,7 +95,7 @@ def test_trace_of_a_fork_with_another_batch_goes_on_where_its_origin_stood(job, 
     more = {"training": {"global_batch_size": 6}}
     fork = make_job(f"file://{tmp_path}/jobs", job.data.train, "fork", steps=40, more=more)
     origin = ForkPoint("default", "tiny", 1, 5, 20)
-    Lineage(job_store(fork)).create_job(request_id="r", spec={}, identity={}, identity_digest=DIGEST, origin=origin)
+    create(fork, origin)
     assert set(windows(fork, 6)) == set(range(20, 26)) and set(windows(fork, 8)) == set(range(32, 38))
     with pytest.raises(PhalanxError, match="the steps up to 5 are those of job tiny"):
         windows(fork, 5)
@@ -102,3 +115,22 @@ def test_trace_with_other_data_than_the_job_names_is_refused(job, tmp_path):
     )
     with pytest.raises(PhalanxError, match="sha256:"):
         tracer_of(other)
+
+
+@pytest.mark.parametrize("key, value, was", [("seed", 5, ""), ("seq_len", 32, "16"), ("global_batch_size", 8, "4")])
+def test_job_file_of_another_identity_than_the_run_is_refused(job, tmp_path, key, value, was):
+    create(job)
+    assert windows(job, 1)
+    prove_job(job)
+    other = make_job(f"file://{tmp_path}/jobs", job.data.train, steps=40, more={"training": {key: value}})
+    for ask in (tracer_of, prove_job):
+        with pytest.raises(PhalanxError, match=rf"training\.{key} = {value} \(was {was}.*the identity with which"):
+            ask(other)
+
+
+def test_job_file_of_the_run_with_other_free_keys_is_still_that_run(job, tmp_path):
+    create(job)
+    more = {"checkpoint": {"interval": 7}, "lr_scheduler": {"total_steps": 40}}
+    other = make_job(f"file://{tmp_path}/jobs", job.data.train, steps=50, more=more)
+    assert windows(other, 3) == windows(job, 3)
+    prove_job(other)
