@@ -142,6 +142,11 @@ class Tracer:
         self._documents = [Documents(each.store, each.split, each.settings) for each in sources] if shows else None
         self._ids = lru_cache(maxsize=16)(self._read_ids)
 
+    @property
+    def is_mixture(self) -> bool:
+        """Whether the job has several sources."""
+        return len(self._sources) > 1
+
     def step(self, step: int) -> Iterator[TracedSegment]:
         """Every segment of global batch `step`, window by window; raises PhalanxError for a step that never comes."""
         windows = self._steps.windows(step)

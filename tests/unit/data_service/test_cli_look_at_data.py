@@ -153,6 +153,19 @@ def test_trace_mistake_is_one_line_and_exit_two(phalanx, job, options, message):
     assert code == 2 and message in err and err.count("\n") == 1 and not out
 
 
+@pytest.mark.parametrize("options", [["--document", "doc/4.txt"], ["--text", "no4x31 "], ["--step", 2]])
+def test_trace_names_the_source_in_a_job_of_several_alone(phalanx, job, url, tmp_path, tokenizer, options):
+    other = write_dataset(tmp_path / "o", texts_of(5, 20), tokenizer)
+    text = job.read_text()
+    sources = f'[data.sources.web]\nurl = "{url}"\nweight = 1\n[data.sources.code]\nurl = "{other}"\nweight = 1\n'
+    mixed = tmp_path / "mixed.toml"
+    mixed.write_text(text.replace(f'train = "{url}"\n', "").replace("[training]", f"{sources}[training]"))
+    code, out, err = phalanx("data", "trace", mixed, *options)
+    assert code == 0 and "source" in out.splitlines()[0] and ("web" in out or "code" in out), err
+    if options[0] == "--text":
+        assert "source" not in phalanx("data", "trace", job, *options)[1]
+
+
 @pytest.mark.parametrize("where", [[], ["x.toml", "--job", "y.toml"]])
 def test_trace_of_no_job_or_two_is_exit_two(phalanx, where):
     code, _, err = phalanx("data", "trace", *where, "--step", 1)

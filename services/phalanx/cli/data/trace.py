@@ -72,7 +72,7 @@ def trace(
     if as_json:
         print_json(subject)
     else:
-        _print(subject, rows, show)
+        _print(subject, rows, {"text": show, "source": tracer.is_mixture})
 
 
 def _one_job(job: str | None, named: str | None) -> str:
@@ -100,10 +100,9 @@ def _text(tracer: Tracer, text: str, epochs: int, limit: int) -> tuple[dict[str,
     return {"text": text, **counts, "visits": rows}, rows
 
 
-def _print(subject: dict[str, Any], rows: list[dict[str, Any]], show: bool) -> None:
-    columns = [name for name in rows[0] if show or name != "text"]
-    if len({row["source"] for row in rows}) == 1:
-        columns.remove("source")
+def _print(subject: dict[str, Any], rows: list[dict[str, Any]], shown: dict[str, bool]) -> None:
+    """shown: whether a column is, where not all jobs need it."""
+    columns = [name for name in rows[0] if shown.get(name, True)]
     print_table(columns, ([_plain(row[column]) for column in columns] for row in rows))
     if "segments" in subject and subject["attempt"] is not None:
         again = f"; attempts {', '.join(map(str, subject['redone']))} too, in vain" if subject["redone"] else ""
