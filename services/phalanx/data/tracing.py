@@ -139,7 +139,7 @@ class Tracer:
         self, sources: Sequence[TracedSource], steps: Steps, view: View | None = None, *, shows: bool = False
     ) -> None:
         self._sources, self._steps, self._view = tuple(sources), steps, view or View()
-        self._documents = [Documents(each.store, each.split, each.settings) for each in sources] if shows else None
+        self._documents = [_documents_of(each) for each in sources] if shows else None
         self._ids = lru_cache(maxsize=16)(self._read_ids)
 
     @property
@@ -265,12 +265,23 @@ def tokenizer_of(source: TracedSource) -> TokenText:
     """The tokenizer of a source; raises PhalanxError where it is not with the data."""
     found = find_tokenizer(source.store, source.split.tokenizer_digest, source.settings)
     if found is None:
-        raise PhalanxError(
-            f"{source.split.url}/tokenizer.json",
-            expected="the tokenizer of the split, in its folder or the one above",
-            remedy="copy it there: without it nobody can say what the tokens mean",
-        )
+        raise _no_tokenizer(source)
     return found
+
+
+def _documents_of(source: TracedSource) -> Documents:
+    documents = Documents(source.store, source.split, source.settings)
+    if documents.tokenizer is None:
+        raise _no_tokenizer(source)
+    return documents
+
+
+def _no_tokenizer(source: TracedSource) -> PhalanxError:
+    return PhalanxError(
+        f"{source.split.url}/tokenizer.json",
+        expected="the tokenizer of the split, in its folder or the one above",
+        remedy="copy it there: without it nobody can say what the tokens mean",
+    )
 
 
 def _shortened(document: Document, start: int, stop: int) -> str | None:

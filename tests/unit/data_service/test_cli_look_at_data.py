@@ -178,6 +178,14 @@ def test_trace_text_without_tokenizer_is_told(phalanx, job, tmp_path):
     assert code == 2 and "tokenizer.json" in err and err.count("\n") == 1
 
 
+@pytest.mark.parametrize("options", [["--step", 1], ["--document", "a/v1.3_doc.json"], ["--step", 1, "--json"]])
+def test_trace_show_without_tokenizer_is_told(phalanx, job, tmp_path, options):
+    (tmp_path / "d" / "tokenizer.json").unlink()
+    assert phalanx("data", "trace", job, *options)[0] == 0
+    code, out, err = phalanx("data", "trace", job, *options, "--show")
+    assert code == 2 and "tokenizer.json" in err and err.count("\n") == 1 and not out
+
+
 def test_verify_names_each_damage_with_its_offset(phalanx, url, tmp_path):
     path = tmp_path / "d" / "train" / "train-00000003.tar"
     tar = bytearray(path.read_bytes())
