@@ -62,6 +62,15 @@ def test_import_of_nothing_is_refused(tmp_path: Path) -> None:
     assert "name --format" in refused(tmp_path / "empty" / "notes.doc", settings(), tmp_path / "out")
 
 
+@pytest.mark.parametrize("out", ["in", "in/out"])
+def test_import_into_its_own_input_is_refused(tmp_path: Path, out: str) -> None:
+    write_mds(tmp_path / "in", ROWS)
+    before = files_below(tmp_path)
+    with pytest.raises(PhalanxError, match="expected a folder outside of the input"):
+        import_tokens([str(tmp_path / "in")], open_store(f"file://{tmp_path / out}"), settings())
+    assert files_below(tmp_path) == before
+
+
 @pytest.mark.parametrize("name", ["l1.npy", "gone.npy", "pipe.npy", "pipe.bin", "pipe.idx"])
 def test_import_of_a_link_that_leads_nowhere_or_a_pipe_is_refused(tmp_path: Path, name: str) -> None:
     source = tmp_path / name

@@ -196,7 +196,8 @@ def test_prepare_given_tokenizer_without_the_end_token_is_refused(corpus, tmp_pa
 @pytest.mark.parametrize("workers", [1, 2])
 def test_prepare_given_tokenizer_that_cannot_encode_the_text_is_named(tmp_path, workers):
     for name in "ab":
-        (tmp_path / f"{name}.jsonl").write_text('{"text": "words that it has not"}\n' * 40_000)
+        lines = [f'{{"text": "words that it has not {name} {n}"}}\n' for n in range(40_000)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(lines))
     given = tmp_path / "t.json"
     tokenizer = Tokenizer(WordLevel({SETTINGS.eos_token: 0, "words": 1}))
     tokenizer.add_special_tokens([SETTINGS.eos_token])
@@ -207,6 +208,30 @@ def test_prepare_given_tokenizer_that_cannot_encode_the_text_is_named(tmp_path, 
     with pytest.raises(PhalanxError, match=r"out/tokenizer.json: expected a tokenizer that can encode") as error:
         prepare(source, store, chosen, engine=Local(workers))
     assert "\n" not in str(error.value) and "--tokenizer" in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "out"),
+    [(["in"], "in"), (["in"], "in/a/out"), (["other", "in"], "in/out"), (["in/*"], "in/out"), (["in"], "link/out")],
+)
+def test_prepare_into_its_own_input_is_refused(tmp_path, given, out):
+    for name in ("in", "other"):
+        write_corpus(tmp_path / name, 3)
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(PhalanxError, match=r"--out is .*expected a folder outside of the input"):
+        prepare(source_of([tmp_path / each for each in given]), open_store(f"file://{tmp_path / out}"), SETTINGS)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("given", "out"), [(["in/a", "in/b"], "in/out"), (["in/**/*.txt"], "in/out"), (["in/a"], "in")]
+)
+def test_prepare_beside_its_input_is_no_mistake(tmp_path, given, out):
+    for name in ("a", "b"):
+        write_corpus(tmp_path / "in" / name, 3)
+    chosen = dataclasses.replace(SETTINGS, held_out_fraction=0.0)
+    assert prepare(source_of([tmp_path / each for each in given]), open_store(f"file://{tmp_path / out}"), chosen)
 
 
 def test_prepare_output_verifies(dataset):

@@ -14,6 +14,7 @@ from typing import BinaryIO, TypeVar, cast
 from phalanx.core.errors import PhalanxError
 from phalanx.data.importing.errors import BadTokens
 from phalanx.data.prepare.inputs.ahead import ahead
+from phalanx.data.prepare.inputs.apart import Searched
 from phalanx.data.prepare.inputs.folders import walk
 from phalanx.data.prepare.inputs.objects import InputObject, SeekingStream
 from phalanx.objects import ObjectMissing, open_store
@@ -128,6 +129,12 @@ def rooted(inputs: Sequence[str]) -> tuple[Files, tuple[str, ...]]:
         depth -= 1  # one file is named: its folder is the root
     root = "/".join(shared[:depth])
     return Files(root if root != FILE else "file:///"), tuple("/".join(each[depth:]) for each in parts)
+
+
+def searched(inputs: Sequence[str]) -> tuple[Searched, ...]:
+    """The inputs that are local folders."""
+    paths = [_location(each).removeprefix(FILE) for each in inputs if not each.startswith(S3)]
+    return tuple(Searched(path) for path in paths if os.path.isdir(path))  # noqa: PTH112 - False where it is not seen
 
 
 def _location(given: str) -> str:

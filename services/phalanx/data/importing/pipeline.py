@@ -15,13 +15,14 @@ from typing import Any
 from phalanx.core.errors import PhalanxError
 from phalanx.data.importing.claim import check_claim, claim, claimed_pieces
 from phalanx.data.importing.errors import BadTokens
-from phalanx.data.importing.files import Files
+from phalanx.data.importing.files import Files, searched
 from phalanx.data.importing.making import ChunkMaker
 from phalanx.data.importing.settings import ImportSettings, recipe_of
 from phalanx.data.importing.source import Piece, TokenSource, token_source
 from phalanx.data.prepare.assemble import Cuts, assemble, delete_chunks
 from phalanx.data.prepare.chunk import find_chunks
 from phalanx.data.prepare.inputs.ahead import ahead
+from phalanx.data.prepare.inputs.apart import require_apart
 from phalanx.data.prepare.making import TOKENIZER_KEY
 from phalanx.data.prepare.parts import Part
 from phalanx.data.prepare.progress import Figures, OnProgress, Phase, Progress
@@ -112,6 +113,7 @@ class _Begun:
 def _begin(inputs: Sequence[str], out: ObjectStore, settings: ImportSettings) -> _Begun:
     """Checks all that can be checked without reading everything, then claims `out`."""
     settings.check()
+    require_apart(out, searched(inputs))
     facts, tokenizer = settings.vocabulary()
     source, files = token_source(inputs, settings.how)
     recipe = recipe_of(settings, source, facts, has_tokenizer=tokenizer is not None)

@@ -21,6 +21,7 @@ from phalanx.data.prepare.chunk import FoundChunks, find_chunks, read_arrays
 from phalanx.data.prepare.claim import check_claim, claim, read_claim, recipe_of
 from phalanx.data.prepare.engines import Engine, Local
 from phalanx.data.prepare.inputs import Piece
+from phalanx.data.prepare.inputs.apart import require_apart
 from phalanx.data.prepare.making import TOKENIZER_KEY, Task, WorkOrder
 from phalanx.data.prepare.parts import Part, missing_pieces
 from phalanx.data.prepare.progress import OnProgress, Phase, Progress
@@ -108,6 +109,7 @@ class _Begun:
 def _begin(source: Source, out: ObjectStore, settings: PrepareSettings, tell: OnProgress) -> _Begun:
     """Checks all that can be checked, then claims `out` and stores the tokenizer."""
     settings.check()
+    require_apart(out, source.searched)
     given = None
     if settings.tokenizer:
         given = read_tokenizer_file(settings.tokenizer)

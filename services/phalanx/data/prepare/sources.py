@@ -18,6 +18,7 @@ from pathlib import Path
 
 from phalanx.core.errors import PhalanxError
 from phalanx.data.prepare.inputs import TEXT_SUFFIXES, Fields, InputFile, Piece, RawDocument, cut, piece_bytes_for
+from phalanx.data.prepare.inputs.apart import Searched
 from phalanx.data.prepare.inputs.documents import DEFAULT_FIELDS
 from phalanx.data.prepare.inputs.listing import list_inputs
 from phalanx.data.prepare.inputs.reading import Reading
@@ -34,12 +35,14 @@ class Source:
     """Files below `root` (an absolute folder or an s3:// URL; "" where the inputs share none), in reading order.
 
     fields: where records keep text and id. left_out: how many files the listing did not take, by suffix.
+    searched: the local folders that the listing looked into; no part of what another process needs.
     """
 
     root: str
     files: tuple[InputFile, ...]
     fields: Fields = DEFAULT_FIELDS
     left_out: Mapping[str, int] = field(default_factory=dict)
+    searched: tuple[Searched, ...] = field(default=(), compare=False)
 
     @property
     def num_bytes(self) -> int:
@@ -75,7 +78,7 @@ class Source:
 
     def without_listing(self) -> Source:
         """The same source without its files: all that another process needs to `read` pieces, in a few bytes."""
-        return replace(self, files=())
+        return replace(self, files=(), searched=())
 
     def to_json(self) -> str:
         """ASCII that `from_json` turns back into this source."""
@@ -99,7 +102,7 @@ def source_of(inputs: str | Path | Sequence[str | Path], fields: Fields = DEFAUL
     fields.check()
     given = [inputs] if isinstance(inputs, str | Path) else inputs
     listing = list_inputs([str(each) for each in given])
-    return Source(listing.root, listing.files, fields, listing.left_out)
+    return Source(listing.root, listing.files, fields, listing.left_out, listing.searched)
 
 
 def python_stdlib_corpus(max_bytes: int) -> Source:

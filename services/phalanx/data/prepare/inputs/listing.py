@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 
 from phalanx.core.errors import PhalanxError
+from phalanx.data.prepare.inputs.apart import Searched
 from phalanx.data.prepare.inputs.folders import walk
 from phalanx.data.prepare.inputs.formats import format_of
 from phalanx.data.prepare.inputs.globs import Glob, is_pattern, split_pattern
@@ -31,12 +32,13 @@ _KNOWN = ".txt, .md, source files, .jsonl, .parquet, .tar, and .gz or .zst of th
 class Listing:
     """Files below `root`, in reading order ("": they share no root, and their paths are whole ones and URLs).
 
-    left_out: how many files were not taken, by suffix.
+    left_out: how many files were not taken, by suffix. searched: the local folders that were looked into.
     """
 
     root: str
     files: tuple[InputFile, ...]
     left_out: dict[str, int]
+    searched: tuple[Searched, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class _Found:
     folder: str
     files: list[InputFile]
     left_out: Counter[str]
+    searched: Searched | None = None
 
 
 def list_inputs(inputs: Sequence[str]) -> Listing:
@@ -61,7 +64,8 @@ def list_inputs(inputs: Sequence[str]) -> Listing:
     left_out = sum((each.left_out for each in found), Counter[str]())
     skipped = len(location_of(root, ""))
     relative = tuple(InputFile(path[skipped:], num_bytes) for path, num_bytes in files.items())
-    return Listing(root, relative, dict(sorted(left_out.items())))
+    searched = tuple(each.searched for each in found if each.searched is not None)
+    return Listing(root, relative, dict(sorted(left_out.items())), searched)
 
 
 def _local_files(given: str) -> _Found:
@@ -69,13 +73,15 @@ def _local_files(given: str) -> _Found:
     if path.is_file():
         return _Found(str(path.parent), [InputFile(str(path), path.stat().st_size)], left_out)
     if path.is_dir():
-        return _choose(given, str(path), walk(str(path), left_out), left_out)
+        found = _choose(given, str(path), walk(str(path), left_out), left_out)
+        return replace(found, searched=Searched(str(path)))
     if is_pattern(str(path)):
         folder, pattern = split_pattern(str(path))
         glob = Glob(pattern)
         if Path(folder or "/").is_dir():
             files = walk(folder or "/", left_out, glob.may_hold, sees_hidden=glob.sees_hidden)
-            return _choose(given, folder or "/", files, left_out, glob)
+            found = _choose(given, folder or "/", files, left_out, glob)
+            return replace(found, searched=Searched(folder or "/", pattern))
     raise _nothing(given, {})
 
 
