@@ -10,8 +10,10 @@ its shard's ids and the tokenizer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from pathlib import Path
 from typing import TypeAlias, overload
 
 import numpy as np
@@ -102,7 +104,7 @@ class Documents(Sequence[Document]):
         """A document, or those of a slice as a sequence that reads them one by one; raises IndexError."""
         if isinstance(index, slice):
             return _Slice(self, range(len(self))[index])
-        place = range(len(self))[index]
+        place = _at(range(len(self)), index, "documents")
         shard = int(np.searchsorted(self._firsts, place, side="right")) - 1
         return Document(self, place, shard, place - int(self._firsts[shard]))
 
@@ -114,8 +116,8 @@ class Documents(Sequence[Document]):
 
     def at(self, shard: int, number: int) -> Document:
         """A document by its shard and its number in it; raises IndexError."""
-        shard = range(self.split.num_shards)[shard]
-        number = range(int(self.split.shard_documents[shard]))[number]
+        shard = _at(range(self.split.num_shards), shard, "shards")
+        number = _at(range(int(self.split.shard_documents[shard])), number, "documents in the shard")
         return Document(self, int(self._firsts[shard]) + number, shard, number)
 
     def by_id(self, document_id: str) -> tuple[Document, ...]:
@@ -161,24 +163,49 @@ class _Slice(Sequence[Document]):
     def __getitem__(self, index: int | slice) -> Document | Sequence[Document]:
         if isinstance(index, slice):
             return _Slice(self._documents, self._places[index])
-        return self._documents[self._places[index]]
+        return self._documents[_at(self._places, index, "documents")]
 
     def __repr__(self) -> str:
         return repr(list(self))
 
 
-def open_documents(url: str, split: str | None = None, settings: StorageSettings | None = None) -> Documents:
-    """The documents of a split, by the URL of its folder or of the dataset above it: `file://...` or `s3://...`.
+def open_documents(
+    url: str | os.PathLike[str], split: str | None = None, settings: StorageSettings | None = None
+) -> Documents:
+    """The documents of a split, by the URL of its folder or of the dataset above it: `file://...` or `s3://...`; or by
+    the path of a folder on this machine, as a `Path`.
 
     split: which one of a dataset, `train` where none is named. settings: how the bucket is reached, else as the usual
-    AWS variables and files say. Raises PhalanxError where there is no such split, or its manifest is broken.
+    AWS variables and files say. Raises PhalanxError for what is neither, and where there is no such split, or its
+    manifest is broken.
     """
-    store = open_store(url, settings)
+    store = open_store(_url_of(url), settings)
     if split is not None:
         store = store.within(split)
     elif not _has_manifest(store) and _has_manifest(store.within("train")):
         store = store.within("train")
     return Documents(store, open_split(store), settings)
+
+
+def _url_of(given: object) -> str:
+    if isinstance(given, str):
+        return given
+    path = os.fspath(given) if isinstance(given, os.PathLike) else None
+    if isinstance(path, str):
+        return f"file://{Path(path).resolve()}"
+    raise PhalanxError(
+        "phalanx.stream.open",
+        value=repr(given)[:64],
+        expected="the URL of a dataset or split (file://..., s3://...), or a Path",
+        remedy="write phalanx.stream.open('file:///data/books/train')",
+    )
+
+
+def _at(places: range, index: int, what: str) -> int:
+    try:
+        return places[index]
+    except IndexError:
+        raise IndexError(f"index {index} is out of range: there are {len(places):,} {what}") from None
 
 
 def document_numbered(documents: Documents, shard: str, number: int | None = None) -> Document:

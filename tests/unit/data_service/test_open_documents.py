@@ -1,6 +1,7 @@
 """`phalanx.stream.open`: a split as a sequence of documents."""
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,6 +54,33 @@ def test_open_gives_each_document_with_its_id_and_text(url):
     assert documents[40].tokens[-1] == documents.split.eos_id and documents[40].num_tokens == len(documents[40].tokens)
     with pytest.raises(IndexError):
         documents[57]
+
+
+def test_open_by_the_path_of_a_folder_is_open_by_its_url(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "d" / "train", Path("d"), Path("d/../d/train")):
+        assert phalanx.stream.open(path).split.url == url
+    with pytest.raises(PhalanxError, match="manifest"):
+        phalanx.stream.open(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("given", [None, 5, b"file:///d"])
+def test_open_of_neither_url_nor_path_is_refused(given):
+    with pytest.raises(PhalanxError, match=r"phalanx\.stream\.open is .*the URL of a dataset or split.*or a Path"):
+        phalanx.stream.open(given)
+
+
+def test_document_beyond_the_last_is_told_with_how_many_there_are(url):
+    documents = phalanx.stream.open(url)
+    for index in (57, -58):
+        with pytest.raises(IndexError, match=f"index {index} is out of range: there are 57 documents"):
+            documents[index]
+    with pytest.raises(IndexError, match="index 2 is out of range: there are 2 documents"):
+        documents[3:5][2]
+    with pytest.raises(IndexError, match="index 6 is out of range: there are 6 shards"):
+        documents.at(6, 0)
+    with pytest.raises(IndexError, match="index 10 is out of range: there are 10 documents in the shard"):
+        documents.at(0, 10)
 
 
 def test_open_by_the_url_of_the_dataset_takes_the_training_split(url):
