@@ -184,6 +184,12 @@ def test_prepare_corpus_of_dropped_documents_says_why_and_writes_nothing(tmp_pat
     assert not list(store.list())
 
 
+def test_prepare_with_a_wrong_text_field_is_told_which_option_to_change(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"body": "words"}\n' * 9)
+    with pytest.raises(PhalanxError, match=r"9 records_without_text\); .* no text in 'text': .*with --text-field$"):
+        prepare(source_of(tmp_path), open_store("memory://"), SETTINGS)
+
+
 def test_prepare_given_tokenizer_without_the_end_token_is_refused(corpus, tmp_path):
     given = tmp_path / "t.json"
     given.write_text("{}")

@@ -11,6 +11,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.data.prepare import rules
 from phalanx.data.prepare.chunk import content_digest
 from phalanx.data.prepare.inputs import Piece
+from phalanx.data.prepare.inputs.documents import NO_TEXT
 from phalanx.data.prepare.progress import Figures
 from phalanx.data.prepare.settings import PrepareSettings
 from phalanx.data.prepare.sources import Source
@@ -68,5 +69,14 @@ def check_any_text(source: Source, pieces: Sequence[Piece], settings: PrepareSet
         raise PhalanxError(
             str(source.root) or "the input",
             expected=f"at least one document with text to train on{found}",
-            remedy=_MORE_TEXT if reading.any_kept else "check the path, or raise --max-bytes",
+            remedy=_remedy(source, reading),
         )
+
+
+def _remedy(source: Source, reading: OrderedReading) -> str:
+    """What helps an input of which nothing is left."""
+    if reading.any_kept:
+        return _MORE_TEXT
+    if reading.counts[NO_TEXT] * 2 > reading.figures.num_records:
+        return f"most records have no text in {source.fields.text!r}: name the field that holds it with --text-field"
+    return "check the path, or raise --max-bytes"
