@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -119,6 +120,28 @@ def test_merge_with_a_damaged_claim_says_so_and_its_remedy_works(mixed, key, dat
         store.delete(key)
         prepare_part(source, store, chosen, Part(1, 1))
         assert merge(store).train.num_documents
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, -300, -1, None])
+@pytest.mark.parametrize("cap", [None, 1 << 30])
+def test_merge_with_a_cut_chunk_or_without_the_tokenizer_says_so_and_its_remedy_works(mixed, kept, cap):
+    source, chosen = mixed
+    chosen = replace(chosen, max_bytes=cap)
+    with pieces_of(9000):
+        store = open_store("memory://")
+        prepare_part(source, store, chosen, Part(1, 1))
+        key = "tokenizer.json" if kept is None else next(iter(store.list("chunks/"))).key
+        data = store.read(key)
+        store.delete(key)
+        if kept is not None:
+            store.create(key, data[:kept])
+        remedy = "it is missing: run one part again" if kept is None else "delete it and start its part again"
+        with pytest.raises(PhalanxError, match=f"{key}: .*; {remedy}") as error:
+            merge(store)
+        assert "\n" not in str(error.value)
+        store.delete(key)
+        prepare_part(source, store, chosen, Part(1, 1))
+        assert store.read(key) == data and merge(store).train.num_documents
 
 
 def test_parts_agree_on_a_trained_tokenizer(mixed):

@@ -21,6 +21,7 @@ from phalanx.data.importing.settings import ImportSettings, recipe_of
 from phalanx.data.importing.source import Piece, TokenSource, token_source
 from phalanx.data.prepare.assemble import Cuts, assemble, delete_chunks
 from phalanx.data.prepare.chunk import find_chunks
+from phalanx.data.prepare.claim import missing_tokenizer
 from phalanx.data.prepare.inputs.ahead import ahead
 from phalanx.data.prepare.inputs.apart import require_apart
 from phalanx.data.prepare.making import TOKENIZER_KEY
@@ -29,7 +30,7 @@ from phalanx.data.prepare.progress import Figures, OnProgress, Phase, Progress
 from phalanx.data.prepare.report import PartReport, PrepareReport, finished_report
 from phalanx.data.prepare.same import create_same
 from phalanx.data.prepare.tokenizer import TokenizerFacts
-from phalanx.objects import ObjectStore
+from phalanx.objects import ObjectMissing, ObjectStore
 
 _SHOWN = 5
 
@@ -93,7 +94,13 @@ def merge(out: ObjectStore, recipe: dict[str, Any], on_progress: OnProgress | No
     if finished is not None:
         delete_chunks(out)
         return finished
-    return _assemble(out, recipe, claimed_pieces(out, recipe), on_progress or _quiet)
+    pieces = claimed_pieces(out, recipe)
+    try:
+        if recipe.get("has_tokenizer"):
+            out.info(TOKENIZER_KEY)
+    except ObjectMissing as error:
+        raise missing_tokenizer(out) from error
+    return _assemble(out, recipe, pieces, on_progress or _quiet)
 
 
 @dataclass(frozen=True, slots=True)

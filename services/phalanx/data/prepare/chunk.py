@@ -302,10 +302,12 @@ def read_arrays(out: ObjectStore, found: ObjectInfo, names: Sequence[str]) -> di
     head = out.read(found.key, 0, min(_HEAD_BYTES, found.num_bytes))
     try:
         start = 8 + _header_bytes(head)
+        if start > found.num_bytes:
+            raise ValueError("it is cut short")
         if start > len(head):
             head = out.read(found.key, 0, start)
         header = _Header.parse(head[8:start])
-        arrays = {name: header.array(name, out, found.key, start) for name in names}
+        arrays = {name: header.array(name, out, found, start) for name in names}
     except (ValueError, KeyError, TypeError, struct.error) as error:
         raise damaged(where, f"that is none ({error})") from error
     for name, array in arrays.items():
@@ -328,10 +330,12 @@ class _Header:
             raise ValueError(f"format {about['format']!r}")
         return _Header(about, tensors)
 
-    def array(self, name: str, out: ObjectStore, key: str, start: int) -> NDArray[Any]:
+    def array(self, name: str, out: ObjectStore, found: ObjectInfo, start: int) -> NDArray[Any]:
         tensor = self.tensors[name]
         first, stop = tensor["data_offsets"]
-        data = out.read(key, start + first, stop - first) if stop > first else b""
+        if start + stop > found.num_bytes:
+            raise ValueError("it is cut short")
+        data = out.read(found.key, start + first, stop - first) if stop > first else b""
         return np.frombuffer(data, _DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
 
     def check(self, where: str, name: str, array: NDArray[Any]) -> None:
@@ -346,5 +350,7 @@ def _header_bytes(data: bytes) -> int:
 def damaged(where: str, found: str) -> PhalanxError:
     """The error for a chunk that is not what was written."""
     return PhalanxError(
-        where, expected=f"a chunk as it was written, found one {found}", remedy="delete it and start again"
+        where,
+        expected=f"a chunk as it was written, found one {found}",
+        remedy="delete it and start its part again, or the whole without --part: only this piece is made anew",
     )

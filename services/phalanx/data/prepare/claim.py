@@ -106,6 +106,15 @@ def damaged_claim(out: ObjectStore, key: str) -> PhalanxError:
     )
 
 
+def missing_tokenizer(out: ObjectStore) -> PhalanxError:
+    """The error for a dataset in the making whose tokenizer.json is gone."""
+    return PhalanxError(
+        f"{out.url}/tokenizer.json",
+        expected="the tokenizer of the dataset",
+        remedy="it is missing: run one part again with the same input and settings, which writes it anew",
+    )
+
+
 def _is_recipe(found: dict[str, Any]) -> bool:
     """Whether all is there, and what assembling needs of the right type."""
     return (

@@ -18,7 +18,7 @@ from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.data.prepare.assemble import Cuts, assemble, delete_chunks
 from phalanx.data.prepare.board import Board
 from phalanx.data.prepare.chunk import FoundChunks, find_chunks, read_arrays
-from phalanx.data.prepare.claim import check_claim, claim, read_claim, recipe_of
+from phalanx.data.prepare.claim import check_claim, claim, missing_tokenizer, read_claim, recipe_of
 from phalanx.data.prepare.engines import Engine, Local
 from phalanx.data.prepare.inputs import Piece
 from phalanx.data.prepare.inputs.apart import require_apart
@@ -209,7 +209,11 @@ def _assemble_chunks(
     def show(done: int, total: int) -> None:
         tell(Progress(Phase.SHARDS, 0, num_bytes * done // total, 0, num_bytes))
 
-    tokenizer = load_tokenizer(out.read(TOKENIZER_KEY), recipe["eos_token"], f"{out.url}/{TOKENIZER_KEY}")
+    try:
+        data = out.read(TOKENIZER_KEY)
+    except ObjectMissing as error:
+        raise missing_tokenizer(out) from error
+    tokenizer = load_tokenizer(data, recipe["eos_token"], f"{out.url}/{TOKENIZER_KEY}")
     cuts = Cuts(recipe["shard_tokens"], recipe["held_out_fraction"], cap)
     return assemble(out, [found.finished[number] for number in needed], cuts, tokenizer.facts, recipe, show)
 
