@@ -172,6 +172,10 @@ def test_sources_with_two_tokenizers_or_twice_the_same_data_are_refused(corpus: 
 def test_change_of_weights_by_the_command_line_counts_once_under_its_request_id(mixed: Path) -> None:
     told = run_cli(["data", "mix", mixed, "--set", "code=6", "--request-id", "once"])
     assert told.code == 0 and told.out.startswith("wish 1: code 6;"), told.err
+    other = run_cli(["data", "mix", mixed, "--set", "code=7", "--request-id", "once"])
+    assert other.code == 2 and '"code":"6"' in other.err and '"code":"7"' in other.err and not other.out
+    late = run_cli(["data", "mix", mixed, "--set", "code=7"])
+    assert late.code == 2 and f"done, at step {STEPS}" in late.err and not late.out
     assert len(Wishes(job_store(load_job(mixed))).all()) == 1
 
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from phalanx.core.errors import PhalanxError
 from phalanx.data.jobs import FoundJob, keep
-from phalanx.lineage import JournalEntry, position_after
+from phalanx.lineage import JournalEntry, Lineage, position_after
 from phalanx.lineage.plan import MIXTURE_KIND
 from phalanx.lineage.registry import JobName
 from phalanx.lineage.wishes import Wish, Wishes, grant
@@ -29,13 +29,31 @@ _KEPT_JOBS: Final = 4096
 _NUM_LOCKS: Final = 64
 
 
-def wish_for_weights(store: ObjectStore, job: Job, weights: Mapping[str, str], request_id: str) -> Wish:
-    """Keeps the wish. store: rooted at the job; weights: by source, as text.
+def wish_for_weights(
+    store: ObjectStore, job: Job, weights: Mapping[str, str], request_id: str, steps: int | None = None
+) -> Wish:
+    """Keeps the wish. store: rooted at the job; weights: by source, as text; steps: after how many the job is done,
+    where it may have others by now than `job` says.
 
-    Raises PhalanxError for a job of one split, sources that it does not have, and what is no weight.
+    Raises PhalanxError for a job of one split, sources that it does not have, what is no weight, a request id that
+    asked for something else, and a new wish for a job that is done.
     """
     check_weights(job, weights)
-    return Wishes(store).add(MIXTURE_KIND, {"weights": dict(sorted(weights.items()))}, request_id)
+    wishes = Wishes(store)
+    if all(wish.request_id != request_id for wish in wishes.all()):
+        _require_steps_to_come(store, job, job.training.steps if steps is None else steps)
+    return wishes.add(MIXTURE_KIND, {"weights": dict(sorted(weights.items()))}, request_id)
+
+
+def _require_steps_to_come(store: ObjectStore, job: Job, steps: int) -> None:
+    live = Lineage(store).checkpoints()
+    if live and live[-1].step >= steps:
+        raise PhalanxError(
+            f"job {job.job.name}",
+            value=f"done, at step {live[-1].step}",
+            expected="a job that has steps to train, as weights hold from its next reading plan on",
+            remedy="give it more training.steps first, or fork it",
+        )
 
 
 def check_weights(job: Job, weights: Mapping[str, str]) -> None:

@@ -57,7 +57,8 @@ class Reading:
     def wish(self, name: JobName, weights: Mapping[str, str], request_id: str) -> Wish:
         """Keeps a wish for other weights of the job's sources; raises NotFound, PhalanxError, what storage raises."""
         found = require_job(self._jobs, name)
-        return wish_for_weights(found.store, found.job, weights, request_id)
+        steps = self._jobs.current(found).training.steps
+        return wish_for_weights(found.store, found.job, weights, request_id, steps)
 
     def _carry(self, found: FoundJob, view: JournalView) -> bool:
         """Writes into the journal of an attempt, once, the decisions about damage that fell away with older ones; tells

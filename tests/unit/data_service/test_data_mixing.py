@@ -145,6 +145,17 @@ def test_wish_for_other_weights_under_a_used_request_id_is_refused(bench: Bench)
     assert len(Wishes(bench.store).all()) == 1 and bench.wish("a", code="2") == 1
 
 
+def test_wish_for_a_job_that_is_done_is_refused_unless_it_is_known(bench: Bench) -> None:
+    bench.wish("a", code="2")
+    bench.commit(1, 99)
+    assert bench.wish("b", web="5") == 2
+    bench.commit(1, 100)
+    with pytest.raises(PhalanxError, match=r"job mixed is 'done, at step 100'.*steps to train"):
+        bench.wish("c", code="3")
+    assert bench.wish("a", code="2") == 1
+    assert wish_for_weights(bench.store, MIXED, {"code": "3"}, "c", steps=120).number == 3
+
+
 def test_wishes_at_once_are_all_kept_and_numbered(bench: Bench) -> None:
     def many(number: int) -> None:
         wish_for_weights(bench.store, MIXED, {"code": str(number)}, f"request-{number}")

@@ -78,10 +78,12 @@ def _in_storage(path: str, wanted: dict[str, str], request_id: str) -> Wish:
 
     if not Path(path).exists():
         raise PhalanxError(path, expected="a job file, or the name of a submitted job", remedy="check the path")
-    store = job_store(load_job(path))
+    job = load_job(path)
+    store = job_store(job)
     record = Lineage(store).read_job()
     if record is None:
         raise PhalanxError(
             store.url, expected="a job that has been started", remedy="write the weights into its job file"
         )
-    return wish_for_weights(store, parse_job(record.spec, where=store.url), wanted, request_id)
+    created = parse_job(record.spec, where=store.url)
+    return wish_for_weights(store, created, wanted, request_id, steps=job.training.steps)
