@@ -15,6 +15,7 @@ from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.rpc.config import ServiceConfig, read_service
 
 USER_ERROR, FAILED = 2, 1
+LOOK_S = 0.2  # how late a signal may be noticed
 Serving = Callable[[ServiceConfig, threading.Event], AbstractContextManager[str]]
 
 
@@ -32,9 +33,19 @@ def run_service(name: str, serving: Serving, arguments: Sequence[str] | None = N
     def run() -> None:
         with serving(read_service(config), ended) as where:
             logging.getLogger(f"phalanx.{name}").info("serving at %s", where)
-            ended.wait()
+            wait_in_main(ended)
 
     return exit_code(run)
+
+
+def wait_in_main(told: threading.Event) -> None:
+    """Waits for an event that a signal's handler sets; call in the main thread.
+
+    Handlers run in the main thread alone, but the kernel may hand the signal to any thread (always where the main one
+    has another pending, as after SIGSTOP), and then nothing wakes a wait without a time limit.
+    """
+    while not told.wait(LOOK_S):
+        pass
 
 
 def parse_config(name: str, arguments: Sequence[str] | None = None) -> Path:

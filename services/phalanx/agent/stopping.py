@@ -13,6 +13,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from phalanx.agent.agent import Agent
+from phalanx.rpc.process import wait_in_main
 
 ONE_WISH_S = 1.0
 LOG = logging.getLogger(__name__)
@@ -38,5 +39,5 @@ def until_asked(make: Callable[[], Agent]) -> None:
     with make() as agent:
         agents.append(agent)
         LOG.info("node %s: %d slots", agent.node_id, agent.inventory.num_slots)
-        asked.wait()
+        wait_in_main(asked)
         LOG.info("told to end: ranks commit first")
