@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 
 help:
 	@echo "make demo      prepare a corpus, start the services, train on 8 ranks, kill a rank and each service, change the layout, prove it, export (about 3 minutes)"
-	@echo "make test      linters, strict types, import rules, contracts, unit, service, browser, distributed and end-to-end tests (about 45 minutes on 2 cores)"
+	@echo "make test      linters, strict types, import rules, contracts, unit, service, browser, distributed and end-to-end tests (about 55 minutes on 2 cores)"
 	@echo "make test-all  the same with the long tables and storms"
 	@echo "make clean     remove .venv, .venv-ministack, .venv-peers, caches and ./runs"
 
