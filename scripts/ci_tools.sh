@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Brings what the slower tests need beside Python and is missing: a browser for the page. Debian and Ubuntu, as root.
+# Brings what the slower tests need beside Python and is missing: a browser for the page, Java for Spark. Debian and Ubuntu, as root.
 set -euo pipefail
 install() {
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
@@ -10,3 +10,4 @@ install() {
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "$@" >/dev/null
 }
 command -v chromium >/dev/null || install chromium
+command -v java >/dev/null || [ -n "${JAVA_HOME:-}" ] || install default-jre-headless

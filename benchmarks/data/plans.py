@@ -34,6 +34,7 @@ from support.ministack import free_port
 
 from phalanx.api.data.v1 import data_service_pb2 as pb
 from phalanx.api.data.v1.data_service_pb2_grpc import DataServiceServicer, add_DataServiceServicer_to_server
+from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.data.access import ACCESS
 from phalanx.data.client import connect_data
 from phalanx.rpc import Role, serve, write_config
@@ -143,7 +144,7 @@ def _until_ready(call: Call) -> None:
     while True:
         try:
             call()
-        except Exception:
+        except (grpc.RpcError, OutsideError, PhalanxError):  # not up yet; raised once it should be
             if time.monotonic() > end_s:
                 raise
             time.sleep(0.2)

@@ -3,27 +3,7 @@
 import json
 
 import pytest
-import typer
 from corpus_builders import write_corpus
-
-from phalanx.cli import data
-from phalanx.cli.errors import run_reporting_errors
-
-
-@pytest.fixture
-def phalanx(monkeypatch, capsys):
-    """Runs a command line; gives exit code, standard output and standard error."""
-
-    def run(*arguments):
-        app = typer.Typer()
-        data.register(app)
-        app.callback()(lambda: None)
-        monkeypatch.setattr("sys.argv", ["phalanx", *map(str, arguments)])
-        code = run_reporting_errors(app)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 @pytest.fixture

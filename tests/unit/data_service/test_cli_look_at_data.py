@@ -3,11 +3,8 @@
 import json
 
 import pytest
-import typer
 from split_kit import texts_of, tokenizer_bytes, write_dataset
 
-from phalanx.cli import data
-from phalanx.cli.errors import run_reporting_errors
 from phalanx.objects import open_store
 
 TEXTS = texts_of(4, 60)
@@ -45,22 +42,6 @@ def job(tmp_path, url):
     path = tmp_path / "job.toml"
     path.write_text(JOB.format(tmp=tmp_path, url=url))
     return path
-
-
-@pytest.fixture
-def phalanx(monkeypatch, capsys):
-    """Runs a command line; gives exit code, standard output and standard error."""
-
-    def run(*arguments):
-        app = typer.Typer()
-        data.register(app)
-        app.callback()(lambda: None)
-        monkeypatch.setattr("sys.argv", ["phalanx", *map(str, arguments)])
-        code = run_reporting_errors(app)
-        captured = capsys.readouterr()
-        return code, captured.out, captured.err
-
-    return run
 
 
 def test_show_prints_what_the_first_documents_say(phalanx, url):

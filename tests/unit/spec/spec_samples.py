@@ -18,7 +18,12 @@ SMALL: dict[str, Any] = {
 
 def tables(**changes: Any) -> dict[str, Any]:
     """The small job with dotted keys changed, `__` for `.`; a value of None removes the key."""
-    result = deepcopy(SMALL)
+    return changed(SMALL, **changes)
+
+
+def changed(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """As `tables`, of another job."""
+    result = deepcopy(base)
     for name, value in changes.items():
         *sections, leaf = name.split("__")
         table = result

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from fractions import Fraction
 from typing import Any
 
 import pytest
+from spec_samples import changed
 
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.spec import Job, parse_job
@@ -33,19 +33,9 @@ BASE: dict[str, Any] = {
 }
 
 
-def raw(**changed: Any) -> dict[str, Any]:
+def raw(**changes: Any) -> dict[str, Any]:
     """The base with values at `a__b__c`; None removes a key."""
-    tables = deepcopy(BASE)
-    for name, value in changed.items():
-        *path, leaf = name.split("__")
-        table = tables
-        for part in path:
-            table = table.setdefault(part, {})
-        if value is None:
-            del table[leaf]
-        else:
-            table[leaf] = value
-    return tables
+    return changed(BASE, **changes)
 
 
 def job(**changed: Any) -> Job:

@@ -10,7 +10,8 @@ from typing import Annotated, TypeVar
 import typer
 
 from phalanx.cli.config import AsJson
-from phalanx.cli.data.prepare import Out, show_report
+from phalanx.cli.data.options import EOS_TOKEN, SHARD_TOKENS, HeldOutFraction, Out, PartOfWork, ShardTokens
+from phalanx.cli.data.prepare import show_report
 from phalanx.cli.output import print_json
 from phalanx.core.errors import PhalanxError
 
@@ -22,69 +23,72 @@ def register(group: typer.Typer) -> None:
     group.command("import")(import_tokens)
 
 
+Inputs = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="INPUT...",
+        help="Files, folders, prefixes of Megatron or s3:// URLs: an MDS folder, .bin/.idx, what save_to_disk "
+        "wrote, .arrow, .parquet, .npy, raw .bin.",
+    ),
+]
+InputFormat = Annotated[
+    str | None,
+    typer.Option("--format", help="mds, megatron, arrow, parquet, npy or raw.", show_default="as the files say"),
+]
+WhereDocumentsEnd = Annotated[
+    str | None,
+    typer.Option(
+        "--boundaries",
+        help="Where documents end. rows: each row is one; eos: rows lie end to end, cut behind each EOS id.",
+        show_default="rows; eos for raw files",
+    ),
+]
+TokenizerFile = Annotated[
+    Path | None, typer.Option("--tokenizer", help="The tokenizer.json that the ids were made with; it is copied.")
+]
+TokenizerDigest = Annotated[
+    str | None,
+    typer.Option("--tokenizer-digest", metavar="sha256:...", help="Its SHA-256 alone, where it is not at hand."),
+]
+VocabSize = Annotated[
+    int | None, typer.Option("--vocab-size", help="Highest id + 1, or more.", show_default="the tokenizer's")
+]
+EosId = Annotated[int | None, typer.Option("--eos-id", help="Id that ends a text.", show_default="that of --eos-token")]
+EosToken = Annotated[str, typer.Option("--eos-token", help="Token that ends a text.")]
+Column = Annotated[
+    str | None,
+    typer.Option("--column", help="Column of ids (MDS, arrow, parquet).", show_default="input_ids, tokens, ..."),
+]
+IdColumn = Annotated[str | None, typer.Option("--id-column", help="Column that names a row.", show_default="FILE#ROW")]
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="Type of ids in raw files and MDS bytes columns, as uint16.")
+]
+SkipBytes = Annotated[int, typer.Option("--skip-bytes", help="Header of each raw file.")]
+Sequences = Annotated[bool, typer.Option("--sequences", help="Megatron: each sequence is a row, not each document.")]
+DropCopies = Annotated[bool, typer.Option("--drop-copies", help="Of documents with equal ids keep only the first.")]
+Threads = Annotated[int | None, typer.Option("--workers", help="Threads.", show_default="all cores")]
+
+
 def import_tokens(
-    inputs: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="INPUT...",
-            help="Files, folders, prefixes of Megatron or s3:// URLs: an MDS folder, .bin/.idx, what save_to_disk "
-            "wrote, .arrow, .parquet, .npy, raw .bin.",
-        ),
-    ],
+    inputs: Inputs,
     out: Out,
-    input_format: Annotated[
-        str | None,
-        typer.Option("--format", help="mds, megatron, arrow, parquet, npy or raw.", show_default="as the files say"),
-    ] = None,
-    boundaries: Annotated[
-        str | None,
-        typer.Option(
-            "--boundaries",
-            help="Where documents end. rows: each row is one; eos: rows lie end to end, cut behind each EOS id.",
-            show_default="rows; eos for raw files",
-        ),
-    ] = None,
-    tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", help="The tokenizer.json that the ids were made with; it is copied.")
-    ] = None,
-    tokenizer_digest: Annotated[
-        str | None,
-        typer.Option("--tokenizer-digest", metavar="sha256:...", help="Its SHA-256 alone, where it is not at hand."),
-    ] = None,
-    vocab_size: Annotated[
-        int | None, typer.Option("--vocab-size", help="Highest id + 1, or more.", show_default="the tokenizer's")
-    ] = None,
-    eos_id: Annotated[
-        int | None, typer.Option("--eos-id", help="Id that ends a text.", show_default="that of --eos-token")
-    ] = None,
-    eos_token: Annotated[str, typer.Option("--eos-token", help="Token that ends a text.")] = "<|endoftext|>",
-    column: Annotated[
-        str | None,
-        typer.Option("--column", help="Column of ids (MDS, arrow, parquet).", show_default="input_ids, tokens, ..."),
-    ] = None,
-    id_column: Annotated[
-        str | None, typer.Option("--id-column", help="Column that names a row.", show_default="FILE#ROW")
-    ] = None,
-    dtype: Annotated[
-        str | None, typer.Option("--dtype", help="Type of ids in raw files and MDS bytes columns, as uint16.")
-    ] = None,
-    skip_bytes: Annotated[int, typer.Option("--skip-bytes", help="Header of each raw file.")] = 0,
-    sequences: Annotated[
-        bool, typer.Option("--sequences", help="Megatron: each sequence is a row, not each document.")
-    ] = False,
-    held_out_fraction: Annotated[
-        float, typer.Option("--held-out-fraction", help="Share of documents set apart for evaluation.")
-    ] = 0.0,
-    drop_copies: Annotated[
-        bool, typer.Option("--drop-copies", help="Of documents with equal ids keep only the first.")
-    ] = False,
-    shard_tokens: Annotated[int, typer.Option("--shard-tokens", help="A shard is closed once it has as many.")] = 1
-    << 24,
-    workers: Annotated[int | None, typer.Option("--workers", help="Threads.", show_default="all cores")] = None,
-    part: Annotated[
-        str | None,
-        typer.Option("--part", metavar="I/N", help="Do only part I of N, as in an array of jobs; then `data merge`."),
-    ] = None,
+    input_format: InputFormat = None,
+    boundaries: WhereDocumentsEnd = None,
+    tokenizer: TokenizerFile = None,
+    tokenizer_digest: TokenizerDigest = None,
+    vocab_size: VocabSize = None,
+    eos_id: EosId = None,
+    eos_token: EosToken = EOS_TOKEN,
+    column: Column = None,
+    id_column: IdColumn = None,
+    dtype: Dtype = None,
+    skip_bytes: SkipBytes = 0,
+    sequences: Sequences = False,
+    held_out_fraction: HeldOutFraction = 0.0,
+    drop_copies: DropCopies = False,
+    shard_tokens: ShardTokens = SHARD_TOKENS,
+    workers: Threads = None,
+    part: PartOfWork = None,
     as_json: AsJson = False,
 ) -> None:
     """Turn tokens that you have into WebDataset shards, untouched: every id, their order and the documents' boundaries

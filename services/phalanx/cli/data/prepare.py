@@ -9,13 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.config import AsJson
+from phalanx.cli.data.options import EOS_TOKEN, SHARD_TOKENS, HeldOutFraction, Out, PartOfWork, ShardTokens
 from phalanx.cli.output import print_json
 
 if TYPE_CHECKING:
     from phalanx.data.prepare import PrepareReport
-
-
-Out = Annotated[str, typer.Option("--out", metavar="URL", help="Where the dataset goes: file:// or s3://.")]
 
 
 def register(group: typer.Typer) -> None:
@@ -38,28 +36,22 @@ def prepare(
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="A tokenizer.json to use instead of training one.")
     ] = None,
-    eos_token: Annotated[str, typer.Option("--eos-token", help="Token that ends every document.")] = "<|endoftext|>",
+    eos_token: Annotated[str, typer.Option("--eos-token", help="Token that ends every document.")] = EOS_TOKEN,
     text_field: Annotated[str, typer.Option("--text-field", help="Field of a record that holds its text.")] = "text",
     id_field: Annotated[
         str | None, typer.Option("--id-field", help="Field of a record that holds its id.", show_default="id, if any")
     ] = None,
     min_chars: Annotated[int | None, typer.Option("--min-chars", help="Leave out shorter documents.")] = None,
     max_chars: Annotated[int | None, typer.Option("--max-chars", help="Leave out longer documents.")] = None,
-    held_out_fraction: Annotated[
-        float, typer.Option("--held-out-fraction", help="Share of documents set apart for evaluation.")
-    ] = 0.01,
+    held_out_fraction: HeldOutFraction = 0.01,
     max_bytes: Annotated[
         int | None, typer.Option("--max-bytes", help="Stop reading before the document that would pass it.")
     ] = None,
-    shard_tokens: Annotated[int, typer.Option("--shard-tokens", help="A shard is closed once it has as many.")] = 1
-    << 24,
+    shard_tokens: ShardTokens = SHARD_TOKENS,
     workers: Annotated[
         int | None, typer.Option("--workers", help="Worker processes.", show_default="all cores")
     ] = None,
-    part: Annotated[
-        str | None,
-        typer.Option("--part", metavar="I/N", help="Do only part I of N, as in an array of jobs; then `data merge`."),
-    ] = None,
+    part: PartOfWork = None,
     engine: Annotated[str, typer.Option("--engine", help="Who does the work: local or spark.")] = "local",
     spark_master: Annotated[
         str | None,
