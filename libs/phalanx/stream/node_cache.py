@@ -131,10 +131,12 @@ class NodeCache:
             os.close(file)
 
     @contextmanager
-    def _claimed(self, name: str) -> Iterator[int | None]:
-        """The open `.part` of a piece, held by this caller alone; None while another one holds it."""
+    def _claimed(self, name: str, creates: int = os.O_CREAT) -> Iterator[int | None]:
+        """The open `.part` of a piece, held by this caller alone; None while another one holds it. creates: 0 to raise
+        FileNotFoundError where there is none.
+        """
         path = self.folder / (name + PART)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        file = os.open(path, os.O_RDWR | creates | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             yield file if _locks(file) and _is_at(file, path) else None
         finally:
@@ -180,24 +182,34 @@ class NodeCache:
         return total <= self.max_bytes
 
     def _let_go(self, entry: _Entry) -> bool:
-        """Removes a piece, or a `.part` whose writer is dead."""
+        """Removes a piece, or a `.part` whose writer is dead; whether its bytes are known to be free now."""
         path = self.folder / entry.name
         try:
-            if entry.is_part:
-                with self._claimed(entry.name.removesuffix(PART)) as part:
-                    if part is None:
-                        return False
+            if not entry.is_part:
+                path.unlink(missing_ok=True)  # another process may have been sooner
+                return True
+            with self._claimed(entry.name.removesuffix(PART), creates=0) as part:
+                if part is not None:
                     path.unlink()
-            else:
-                path.unlink()
+                return part is not None
         except FileNotFoundError:
-            return True  # another process was sooner
+            return False  # a part that has gone may have become a piece
         except OSError as error:
             self._tell(error)
             return False
-        return True
 
-    def _entries(self) -> Iterator[_Entry]:
+    def _entries(self) -> list[_Entry]:
+        """All pieces, and parts of those that are not whole yet. Looks twice: a part that becomes a piece during one
+        look may be missed by it under both names, but was there in the look before, or is in the one after.
+        """
+        found: dict[str, _Entry] = {}
+        for entry in (*self._listed(), *self._listed()):
+            piece = entry.name.removesuffix(PART)
+            if piece not in found or found[piece].is_part:
+                found[piece] = entry
+        return list(found.values())
+
+    def _listed(self) -> Iterator[_Entry]:
         with os.scandir(self.folder) as files:
             for file in files:
                 match = _NAME.fullmatch(file.name)

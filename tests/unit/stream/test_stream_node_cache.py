@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.errors import PhalanxError
-from phalanx.stream.node_cache import PART, NodeCache
+from phalanx.stream.node_cache import PART, NodeCache, _Entry
 
 SIZE = 1000
 
@@ -77,6 +77,39 @@ def test_many_threads_together_end_within_the_bound_and_get_what_they_asked_for(
         found = list(threads.map(lambda number: put(cache, number % 37), range(400)))
     assert found == [content(number % 37) for number in range(400)]
     assert cache.used_bytes() <= cache.max_bytes and not list(cache.folder.glob(f"*{PART}"))
+
+
+class FinishesMeanwhile(NodeCache):
+    """Its folder is listed while another writer gives a part the name of its piece: that look sees neither."""
+
+    finishing = ""
+
+    def _listed(self):
+        for entry in super()._listed():
+            if entry.name == self.finishing + PART:
+                (self.folder / entry.name).rename(self.folder / self.finishing)
+            else:
+                yield entry
+
+    def finishes(self, number: int) -> None:
+        self.finishing = name(number)
+        (self.folder / (self.finishing + PART)).write_bytes(content(number))
+
+
+def test_a_piece_that_is_finished_while_room_is_made_counts(tmp_path):
+    cache = FinishesMeanwhile(tmp_path / "pieces", 10 * SIZE)
+    for number in range(9):
+        put(cache, number)
+    cache.finishes(20)
+    assert put(cache, 30) == content(30)
+    assert cache.used_bytes() == 10 * SIZE and (cache.folder / name(20)).exists()
+
+
+def test_a_part_that_has_gone_frees_nothing(cache):
+    """Seen by no look under its whole name, since it came after both."""
+    put(cache, 1)
+    assert not cache._let_go(_Entry(name(1) + PART, SIZE, 0, is_part=True))
+    assert [path.name for path in cache.folder.iterdir()] == [name(1)]
 
 
 FETCHES = """
