@@ -36,7 +36,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def node_folder() -> Path:
-    """Where this user's processes on this node share copies: below TMPDIR."""
+    """Where this user's processes on this node share copies where no other folder is named: below TMPDIR."""
     return Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}" / "objects"
 
 
@@ -100,13 +100,13 @@ def _warn(path: Path, error: Exception) -> None:
 def _make_private(folder: Path) -> None:
     """Makes the folder; raises PhalanxError where another user could change what lies in it."""
     for each in (folder.parent, folder):
-        each.mkdir(mode=0o700, parents=each is folder.parent, exist_ok=True)
+        each.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = each.lstat()
         if status.st_uid != os.getuid() or status.st_mode & 0o022 or not each.is_dir() or each.is_symlink():
             raise PhalanxError(
                 str(each),
                 expected="a folder that only this user can change",
-                remedy="remove it, or set TMPDIR to another folder",
+                remedy="remove it, or name another folder (cluster.cache_folder of a job file, else TMPDIR)",
             )
 
 

@@ -1,4 +1,4 @@
-"""The node's cache as the job file has it. Free of torch."""
+"""Where the ranks of a node share what they fetch, as the job file has it. Free of torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,18 @@ def node_cache(job: Job, splits: Iterable[Split]) -> NodeCache | None:
     return cache
 
 
+def copies_folder(job: Job) -> Path | None:
+    """Where the ranks of this node share the shard tables of remote manifests (`node_folder` of `open_split`): in the
+    job's cache folder. None, below TMPDIR, where it names none or has no cache.
+    """
+    named = _named_folder(job)
+    return named.resolve() / "objects" if named is not None and job.cluster.cache_gib else None
+
+
 def _folder(job: Job) -> Path:
-    if job.cluster.cache_folder is not None:
-        return Path(job.cluster.cache_folder).expanduser().absolute()
-    return Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}" / "pieces"
+    return _named_folder(job) or Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}" / "pieces"
+
+
+def _named_folder(job: Job) -> Path | None:
+    folder = job.cluster.cache_folder
+    return None if folder is None else Path(folder).expanduser().absolute()

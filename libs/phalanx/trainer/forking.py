@@ -5,12 +5,14 @@ torch.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from phalanx.lineage import ForkedMixture, Lineage, Manifest
 from phalanx.lineage.plan import mixture_changes
 from phalanx.spec import Job
 from phalanx.stream.manifest import Split, open_split
 from phalanx.stream.mixture import Mixture
+from phalanx.trainer.caching import copies_folder
 from phalanx.trainer.mixing import mixture_of
 from phalanx.trainer.places import store_at
 
@@ -31,7 +33,8 @@ def forked_mixture(
     digests: Mapping[str, str] = record.identity["data_digests"] if record is not None else {}
     names = list(origin_job.data.training)
     by_digest = {digests[name]: number for number, name in enumerate(names) if name in digests}
-    tokens = {name: _tokens(origin_job, name, digests.get(name), splits) for name in names}
+    folder = copies_folder(job)
+    tokens = {name: _tokens(origin_job, name, digests.get(name), splits, folder) for name in names}
     changes = mixture_changes(origin.journal(checkpoint.attempt))
     mixture = mixture_of(origin_job, tokens, earlier, changes)
     position = checkpoint.loader.position
@@ -47,13 +50,15 @@ def forked_mixture(
     )
 
 
-def _tokens(origin_job: Job, name: str, digest: str | None, splits: Mapping[str, Split]) -> int:
+def _tokens(
+    origin_job: Job, name: str, digest: str | None, splits: Mapping[str, Split], node_folder: Path | None
+) -> int:
     """Tokens of an epoch of a source of the origin, which matter only where it may run out."""
     known = {split.digest: split.num_tokens for split in splits.values()}
     source = origin_job.data.training[name]
     if digest in known or source.epochs is None:
         return known.get(digest or "", 1)
-    return open_split(store_at(origin_job, source.url), digest).num_tokens
+    return open_split(store_at(origin_job, source.url), digest, node_folder).num_tokens
 
 
 def _goes_on(

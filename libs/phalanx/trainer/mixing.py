@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -23,8 +24,9 @@ from phalanx.stream.view import View
 from phalanx.trainer.places import order_of, store_at
 
 
-def training_splits(job: Job) -> dict[str, Split]:
-    """The manifest of each training source, by name in the order in which sources are numbered.
+def training_splits(job: Job, node_folder: Path | None = None) -> dict[str, Split]:
+    """The manifest of each training source, by name in the order in which sources are numbered. node_folder: as for
+    `open_split`.
 
     Raises PhalanxError, with the key that names it, for one that can't be opened, was held out, has another digest than
     the job file says, or another tokenizer than the first.
@@ -33,7 +35,7 @@ def training_splits(job: Job) -> dict[str, Split]:
     for name, source in job.data.training.items():
         key = job.data.key_of(name)
         try:
-            split = open_split(store_at(job, source.url))
+            split = open_split(store_at(job, source.url), node_folder=node_folder)
         except PhalanxError as error:
             raise PhalanxError(
                 f"{key} at {error.where}", value=error.value, expected=error.expected, remedy=error.remedy
@@ -163,9 +165,9 @@ class JobReading:
     origin: ForkPoint | None
 
     @staticmethod
-    def of(job: Job, origin: ForkPoint | None) -> JobReading:
-        """Opens the sources; raises what `training_splits` raises."""
-        return JobReading(job, sources_of(job, training_splits(job)), origin)
+    def of(job: Job, origin: ForkPoint | None, node_folder: Path | None = None) -> JobReading:
+        """Opens the sources; node_folder, and what is raised: as for `training_splits`."""
+        return JobReading(job, sources_of(job, training_splits(job, node_folder)), origin)
 
     def mixture(self, changes: Iterable[MixtureChange] = ()) -> Mixture:
         """As the journal's changes have it."""

@@ -35,7 +35,7 @@ from phalanx.spec.changes import require_forkable
 from phalanx.spec.job import plain
 from phalanx.spec.unbuilt import refuse_unbuilt
 from phalanx.stream.manifest import Split, open_split
-from phalanx.trainer.caching import node_cache
+from phalanx.trainer.caching import copies_folder, node_cache
 from phalanx.trainer.code import code_digest
 from phalanx.trainer.forking import forked_mixture
 from phalanx.trainer.mixing import JobReading, sources_of, training_splits
@@ -83,7 +83,7 @@ def prepare(job: Job, world_size: int, *, is_first: bool = True, origin: Origin 
     if origin is not None:
         require_forkable(origin.job, job)
     _check_manifest_fits(layout)
-    splits = training_splits(job)
+    splits = training_splits(job, copies_folder(job))
     node_cache(job, splits.values())
     split = next(iter(splits.values()))
     _check_held_out(job, split)
@@ -205,7 +205,7 @@ def _create_job(job: Job, identity_digest: str, splits: Mapping[str, Split], ori
 def _split(job: Job, key: str, url: str) -> Split:
     """The split at `url`; what is wrong with it is told with the key that names it."""
     try:
-        return open_split(store_at(job, url))
+        return open_split(store_at(job, url), node_folder=copies_folder(job))
     except PhalanxError as error:
         raise PhalanxError(
             f"{key} at {error.where}", value=error.value, expected=error.expected, remedy=error.remedy

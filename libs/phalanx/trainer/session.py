@@ -22,7 +22,7 @@ from phalanx.spec import Job
 from phalanx.stream.manifest import open_split
 from phalanx.stream.view import View
 from phalanx.stream.windows import MixtureReader, WindowReader
-from phalanx.trainer.caching import node_cache
+from phalanx.trainer.caching import copies_folder, node_cache
 from phalanx.trainer.control import Control, Opening
 from phalanx.trainer.evaluator import Evaluator
 from phalanx.trainer.feed import BatchShape, Feed, advanced
@@ -91,7 +91,7 @@ def reader_of(prepared: Prepared, url: str) -> WindowReader:
     """Reads the windows of the split at `url` in the job's order."""
     job = prepared.job
     store = store_at(job, url)
-    split = open_split(store)
+    split = open_split(store, node_folder=copies_folder(job))
     return WindowReader(
         store, split, order_of(job, store, split), job.data.document_mask, cache=node_cache(job, [split])
     )
@@ -132,7 +132,7 @@ def build_session(
         _restore(parent, control, store, job, model, optimizer, report)
     shape = _batch_shape(prepared, mesh)
     is_first = rank == 0
-    reading = JobReading.of(job, prepared.origin)
+    reading = JobReading.of(job, prepared.origin, copies_folder(job))
     recorder = Recorder(
         lineage, opening.attempt, rank, start_step, records_windows=mesh.is_reader, records_steps=is_first
     )
