@@ -164,6 +164,13 @@ class ObjectStore(ABC):
         """Size of an object. Raises ObjectMissing."""
 
     @abstractmethod
+    def version(self, key: str) -> str:
+        """A text that differs once the object was written anew, also by others than this library. Raises ObjectMissing.
+
+        What the store says of it, as of its bytes only where it holds them in memory: decay on a disk does not show.
+        """
+
+    @abstractmethod
     def create(self, key: str, data: BytesLike) -> None:
         """Makes the object exist, all or nothing, durable at return. Raises ObjectExists, and then nothing was
         touched.
@@ -235,6 +242,9 @@ class ScopedStore(ObjectStore):
 
     def info(self, key: str) -> ObjectInfo:
         return ObjectInfo(key, self._store.info(self._full(key)).num_bytes)
+
+    def version(self, key: str) -> str:
+        return self._store.version(self._full(key))
 
     def create(self, key: str, data: BytesLike) -> None:
         self._store.create(self._full(key), data)

@@ -21,7 +21,8 @@ from phalanx.objects.base import ObjectInfo, ObjectStore, ObjectWriter
 class Call:
     """One operation.
 
-    Number: counts all operations of the store from 0. operation: read, info, create, commit, list, children or delete.
+    Number: counts all operations of the store from 0. operation: read, info, version, create, commit, list, children or
+    delete.
     """
 
     number: int
@@ -156,6 +157,9 @@ class FaultyStore(ObjectStore):
 
     def info(self, key: str) -> ObjectInfo:
         return self.run("info", key, lambda: self._store.info(key))
+
+    def version(self, key: str) -> str:
+        return self.run("version", key, lambda: self._store.version(key))
 
     def create(self, key: str, data: BytesLike) -> None:
         self.run("create", key, lambda: self._store.create(key, data))

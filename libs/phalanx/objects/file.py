@@ -89,6 +89,11 @@ class FileStore(ObjectStore):
         with _open_object(self._path(key), key) as file:
             return ObjectInfo(key, os.fstat(file).st_size)
 
+    def version(self, key: str) -> str:
+        with _open_object(self._path(key), key) as file:
+            found = os.fstat(file)
+        return f"{found.st_dev}-{found.st_ino}-{found.st_size}-{found.st_mtime_ns}-{found.st_ctime_ns}"
+
     def create(self, key: str, data: BytesLike) -> None:
         with self.writer(key) as writer:
             writer.write(data)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 
-from phalanx.core.digest import BytesLike
+from phalanx.core.digest import BytesLike, xxh3
 from phalanx.objects.base import (
     ObjectExists,
     ObjectInfo,
@@ -39,6 +39,9 @@ class MemoryStore(ObjectStore):
 
     def info(self, key: str) -> ObjectInfo:
         return ObjectInfo(key, len(self._get(key)))
+
+    def version(self, key: str) -> str:
+        return xxh3(self._get(key))
 
     def create(self, key: str, data: BytesLike) -> None:
         copy = bytes(as_view(data))

@@ -198,7 +198,15 @@ class S3Store(ObjectStore):
         return ObjectInfo(key, self._num_bytes(check_key(key), Deadline(self._deadline_s)))
 
     def _num_bytes(self, key: str, deadline: Deadline) -> int:
-        return int(self._retry(key, deadline, lambda engine: obstore.head(engine, key))["size"])
+        return int(self._head(key, deadline)["size"])
+
+    def version(self, key: str) -> str:
+        found = self._head(check_key(key), Deadline(self._deadline_s))
+        told = found["e_tag"], found["version"], found["size"], found["last_modified"].isoformat()
+        return " ".join(map(str, told))
+
+    def _head(self, key: str, deadline: Deadline) -> Any:
+        return self._retry(key, deadline, lambda engine: obstore.head(engine, key))
 
     def create(self, key: str, data: BytesLike) -> None:
         check_process()

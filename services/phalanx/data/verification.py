@@ -8,6 +8,7 @@ and the index and ids of its shard.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,6 +17,7 @@ from typing import Final
 
 from phalanx.core.digest import sha256, xxh3
 from phalanx.data.catalog import FoundSplit, LostSplit
+from phalanx.data.checked import SplitChecked, versions_digest
 from phalanx.data.tar_check import Chunks, flaws_of
 from phalanx.objects import ObjectMissing, ObjectStore, StorageSettings
 from phalanx.stream.ids import decode_ids
@@ -47,30 +49,50 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class ShardCheck:
-    """The outcome for one shard. num_bytes: of the objects that were read."""
+    """The outcome for one shard. num_bytes: of the objects that were read. is_earlier: an earlier check read them, and
+    they were not written since.
+    """
 
     shard: str
     num_bytes: int
     damages: tuple[Damage, ...]
+    is_earlier: bool = False
+
+
+class _AbandonedError(Exception):
+    """Nobody waits for this check any more."""
 
 
 def verify_split(
-    store: ObjectStore, split: Split, observe: Callable[[int], None] = lambda num_bytes: None, threads: int = THREADS
+    store: ObjectStore,
+    split: Split,
+    observe: Callable[[int], None] = lambda num_bytes: None,
+    threads: int = THREADS,
+    checked: SplitChecked | None = None,
 ) -> Iterator[ShardCheck]:
     """Checks all shards, several at a time, and tells of each in the manifest's order. observe: told, from any thread,
-    how many bytes of tars came. Raises only what the store raises.
+    how many bytes of tars are done. checked: shards that are not read again, to which those found whole are added.
+    Raises only what the store and `checked` raise; who stops asking waits for no read, and threads end with their next.
     """
+    is_over = threading.Event()
+
+    def told(num_bytes: int) -> None:
+        if is_over.is_set():
+            raise _AbandonedError
+        observe(num_bytes)
+
     pool = ThreadPoolExecutor(threads, thread_name_prefix="verify")
     try:
         started = deque[Future[ShardCheck]]()
         for number in range(split.num_shards):
-            started.append(pool.submit(_verify_shard, store, split, number, observe))
+            started.append(pool.submit(_verify_shard, store, split, number, told, checked))
             if len(started) > 2 * threads:
                 yield started.popleft().result()
         while started:
             yield started.popleft().result()
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        is_over.set()
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def lost_manifests(lost: Sequence[LostSplit]) -> tuple[tuple[str, Damage], ...]:
@@ -107,9 +129,30 @@ def _verify_tokenizer(
     return above, Damage(None, TOKENIZER_KEY, "it is missing")
 
 
-def _verify_shard(store: ObjectStore, split: Split, number: int, observe: Callable[[int], None]) -> ShardCheck:
-    check = _checked(store, split, split.shard(number), observe)
-    return _checked(store, split, split.shard(number), lambda num_bytes: None) if check.damages else check
+def _verify_shard(
+    store: ObjectStore, split: Split, number: int, observe: Callable[[int], None], checked: SplitChecked | None
+) -> ShardCheck:
+    entry = split.shard(number)
+    versions = None if checked is None else _versions(store, entry)
+    if checked is not None and versions is not None:
+        num_bytes = checked.num_bytes(number, versions)
+        if num_bytes is not None:
+            observe(entry.num_bytes)
+            return ShardCheck(entry.name, num_bytes, (), is_earlier=True)
+    check = _checked(store, split, entry, observe)
+    if check.damages:
+        check = _checked(store, split, entry, lambda num_bytes: None)
+    if checked is not None and versions is not None and not check.damages:
+        checked.add(number, versions, check.num_bytes)
+    return check
+
+
+def _versions(store: ObjectStore, entry: ShardEntry) -> str | None:
+    """Those of a shard's objects, as one; None where one is missing."""
+    try:
+        return versions_digest([store.version(key(entry.name)) for key in (tar_key, index_key, ids_key)])
+    except ObjectMissing:
+        return None
 
 
 def _checked(store: ObjectStore, split: Split, entry: ShardEntry, observe: Callable[[int], None]) -> ShardCheck:

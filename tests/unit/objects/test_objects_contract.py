@@ -87,6 +87,18 @@ def test_create_twenty_writers_race_one_wins(store: ObjectStore, size: int) -> N
     assert store.read("race") == bytes(winners) * size
 
 
+def test_version_changes_with_the_object_alone(store: ObjectStore) -> None:
+    store.create("k", b"first")
+    first = store.version("k")
+    store.create("a/k", b"beside it")
+    assert store.version("k") == first and store.within("a").version("k") == store.version("a/k") != first
+    store.delete("k")
+    with pytest.raises(ObjectMissing):
+        store.version("k")
+    store.create("k", b"other")
+    assert store.version("k") != first
+
+
 def test_writer_commit_creates_the_stream(store: ObjectStore) -> None:
     with store.writer("a/stream") as writer:
         for start in range(0, len(DATA), 100):

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+import os
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
+from phalanx.cli.errors import INTERRUPTED
 from phalanx.cli.output import print_json
+from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+    from phalanx.data.catalog import FoundSplit
+    from phalanx.data.checked import CheckedShards
+    from phalanx.data.verification import Damage, ShardCheck
     from phalanx.spec import Job
 
 
@@ -31,6 +42,16 @@ def verify(
             show_default=False,
         ),
     ],
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            "--state",
+            metavar="FILE",
+            help="Of a dataset: write down in FILE which shards are whole, and go on from what it says; removed once "
+            "all are.",
+            show_default=False,
+        ),
+    ] = None,
     context: Context = None,
     overrides: Overrides = None,
     as_json: AsJson = False,
@@ -41,7 +62,9 @@ def verify(
     from phalanx.cli.named import job_of
 
     if "://" in target:
-        _verify_dataset(target, as_json)
+        _verify_dataset(target, state, as_json)
+    elif state is not None:
+        raise PhalanxError("--state", value=str(state), expected="the URL of a dataset with it", remedy="leave it out")
     else:
         _verify_job(job_of(target, overrides or (), context), as_json)
 
@@ -74,37 +97,86 @@ def _verify_job(job: Job, as_json: bool) -> None:
         raise typer.Exit(1)
 
 
-def _verify_dataset(url: str, as_json: bool) -> None:
+@dataclass(slots=True)
+class _Found:
+    """What a check of a dataset has found so far."""
+
+    damages: list[tuple[str, Damage]]
+    shards: int = 0
+    num_bytes: int = 0
+    earlier: int = 0
+
+    def take(self, path: str, check: ShardCheck) -> None:
+        self.shards, self.num_bytes = self.shards + 1, self.num_bytes + check.num_bytes
+        self.earlier += check.is_earlier
+        self.damages += [(path, damage) for damage in check.damages]
+
+
+def _verify_dataset(url: str, state: Path | None, as_json: bool) -> None:
     from phalanx.data.catalog import whole_and_lost_at
-    from phalanx.data.verification import lost_manifests, verify_split, verify_tokenizers
+    from phalanx.data.checked import CheckedShards
+    from phalanx.data.verification import lost_manifests, verify_tokenizers
     from phalanx.objects import open_store
 
     root = open_store(url)
     splits, lost = whole_and_lost_at(root)
-    checks, num_bytes = 0, 0
-    damages = [*lost_manifests(lost), *verify_tokenizers(root, splits)]
-    is_done = False
-    try:
-        with _bar() as bar:
-            task = bar.add_task("verify", total=sum(found.split.num_bytes for found in splits))
-            for found in splits:
-                for check in verify_split(found.store, found.split, lambda count: bar.advance(task, count)):
-                    checks, num_bytes = checks + 1, num_bytes + check.num_bytes
-                    damages += [(found.path, damage) for damage in check.damages]
-        is_done = True
-    finally:
-        # What was found is told, too, where storage fails or the user has seen enough.
-        if not as_json:
-            for path, damage in damages:
-                typer.echo(f"{path}/{damage}".lstrip("/"))
-            typer.echo(
-                f"{checks} shards checked, {num_bytes:,} bytes, {len(damages)} damages{'' if is_done else ' so far'}"
-            )
-    if as_json:
-        rows = [{"path": path, **asdict(damage)} for path, damage in damages]
-        print_json({"url": url, "shards": checks, "bytes": num_bytes, "ok": not damages, "damages": rows})
-    if damages:
-        raise typer.Exit(1)
+    with nullcontext() if state is None else CheckedShards(state, root.url) as checked:
+        found = _Found([*lost_manifests(lost), *verify_tokenizers(root, splits)])
+        is_done = False
+        try:
+            _check(splits, checked, found)
+            is_done = True
+        except KeyboardInterrupt:
+            _end_at_once(found, checked, as_json)
+        finally:
+            # What was found is told, too, where storage fails.
+            if not as_json:
+                _tell(found, checked, is_done)
+        if as_json:
+            rows = [{"path": path, **asdict(damage)} for path, damage in found.damages]
+            facts = {"shards": found.shards, "shards_checked_earlier": found.earlier, "bytes": found.num_bytes}
+            print_json({"url": url, **facts, "ok": not rows, "damages": rows})
+        if found.damages:
+            raise typer.Exit(1)
+        if checked is not None:
+            checked.remove()
+
+
+def _check(splits: Sequence[FoundSplit], checked: CheckedShards | None, found: _Found) -> None:
+    from phalanx.data.verification import verify_split
+
+    with _bar() as bar:
+        task = bar.add_task("verify", total=sum(each.split.num_bytes for each in splits))
+        for each in splits:
+            of_split = None if checked is None else checked.of(each.path, each.split.digest)
+            told = partial(bar.advance, task)
+            for check in verify_split(each.store, each.split, told, checked=of_split):
+                found.take(each.path, check)
+
+
+def _tell(found: _Found, checked: CheckedShards | None, is_done: bool) -> None:
+    for path, damage in found.damages:
+        typer.echo(f"{path}/{damage}".lstrip("/"))
+    earlier = ""
+    if checked is not None and found.earlier:
+        earlier = f" ({found.earlier} of them before and not written since; this check was begun at {checked.since})"
+    typer.echo(
+        f"{found.shards} shards checked{earlier}, {found.num_bytes:,} bytes, {len(found.damages)} damages"
+        f"{'' if is_done else ' so far'}"
+    )
+
+
+def _end_at_once(found: _Found, checked: CheckedShards | None, as_json: bool) -> NoReturn:
+    """Tells what was found and ends the process: its threads may wait for a store that does not answer."""
+    if not as_json:
+        _tell(found, checked, is_done=False)
+    kept = "nothing is kept: with --state FILE a check goes on where the one before it ended"
+    if checked is not None:
+        kept = f"the same command goes on where it ended (--state {checked.path})"
+    sys.stdout.flush()
+    sys.stderr.write(f"phalanx: interrupted; {kept}\n")
+    sys.stderr.flush()
+    os._exit(INTERRUPTED)
 
 
 def _bar() -> Progress:
