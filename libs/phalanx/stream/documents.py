@@ -23,8 +23,8 @@ from phalanx.core.errors import PhalanxError
 from phalanx.objects import ObjectMissing, ObjectStore, StorageSettings, open_store
 from phalanx.stream.ids import find_id, read_ids
 from phalanx.stream.manifest import MANIFEST_KEY, Split, open_split
-from phalanx.stream.members import DamagedShard, ShardIndices
-from phalanx.stream.pieces import SplitPieces
+from phalanx.stream.members import ShardIndices
+from phalanx.stream.pieces import Piece, SplitPieces
 from phalanx.stream.recent import Recent
 from phalanx.stream.token_text import TokenText, find_tokenizer
 
@@ -83,7 +83,7 @@ class Documents(Sequence[Document]):
         self._firsts = np.concatenate([[0], np.cumsum(split.shard_documents)])
         self.index_of = ShardIndices(store, split)
         self._pieces = SplitPieces(store, split, self.index_of, piece_bytes=MEMBER_BYTES)
-        self._loaded = Recent[list[Tokens | DamagedShard]](_KEPT_PIECES)
+        self._loaded = Recent[Piece](_KEPT_PIECES)
         self._ids = Recent[list[str]](_KEPT_IDS)
 
     @cached_property
@@ -132,12 +132,11 @@ class Documents(Sequence[Document]):
         """See `Document.tokens`."""
         member, start = self.place_of(shard, number)
         cut = self._pieces.cut(shard)
-        piece = int(cut.piece_of[member])
-        loaded = self._loaded.get((shard, piece), lambda: self._pieces.load(shard, piece))
-        tokens = loaded[member - cut.members(piece)[0]]
-        if isinstance(tokens, DamagedShard):
-            raise tokens
-        return tokens[start : start + int(self.index_of(shard).lengths[number])]
+        number_of_piece = int(cut.piece_of[member])
+        piece = self._loaded.get((shard, number_of_piece), lambda: self._pieces.load(shard, number_of_piece))
+        piece.require([member])
+        begin = int(cut.within[member]) + start * self._pieces.dtype.itemsize
+        return np.frombuffer(piece.data, self._pieces.dtype, int(self.index_of(shard).lengths[number]), begin)
 
     def place_of(self, shard: int, number: int) -> tuple[int, int]:
         """The member that holds a document, and where in it the document begins, in tokens."""

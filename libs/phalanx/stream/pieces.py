@@ -6,9 +6,8 @@ members make a piece follows from the shard's index and the bound alone, so all 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import xxhash
@@ -21,24 +20,27 @@ from phalanx.stream.mapped import Bytes, map_file
 from phalanx.stream.members import DamagedShard, why
 from phalanx.stream.node_cache import NodeCache
 from phalanx.stream.recent import Recent
+from phalanx.stream.segments import SegmentColumns
 from phalanx.stream.shards import MalformedShard, ShardIndex
 
 PIECE_BYTES = 4 << 20
 _CUTS = 256
 _WRONG_DIGEST = "its bytes do not have the digest that the index gives"
+PLACE_BITS = 32
 Tokens = NDArray[np.unsignedinteger]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cut:
     """One shard in pieces. first_members int64 [pieces + 1]; piece_of int64 [members]; starts, num_bytes int64
-    [members]: where a member's tokens lie in the tar.
+    [members]: where a member's tokens lie in the tar; within int64 [members]: where in its piece.
     """
 
     first_members: NDArray[np.int64]
     piece_of: NDArray[np.int64]
     starts: NDArray[np.int64]
     num_bytes: NDArray[np.int64]
+    within: NDArray[np.int64]
 
     def members(self, piece: int) -> range:
         """Members of a piece."""
@@ -49,6 +51,20 @@ class Cut:
         members = self.members(piece)
         start = int(self.starts[members[0]])
         return start, int(self.starts[members[-1]] + self.num_bytes[members[-1]]) - start
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """The bytes of a piece. damage: what is wrong, by member of the shard; all other members are right."""
+
+    data: memoryview
+    damage: Mapping[int, DamagedShard] = field(default_factory=dict)
+
+    def require(self, members: Iterable[int]) -> None:
+        """Raises DamagedShard where one of `members` is damaged."""
+        for member in members if self.damage else ():
+            if member in self.damage:
+                raise self.damage[member]
 
 
 def block_bytes(split: Split, shuffle_block_shards: int) -> int:
@@ -67,7 +83,7 @@ def cut(index: ShardIndex, itemsize: int, piece_bytes: int) -> Cut:
         firsts.append(max(fitting, first + 1))
     first_members = np.array(firsts, dtype=np.int64)
     piece_of = np.repeat(np.arange(len(firsts) - 1, dtype=np.int64), np.diff(first_members))
-    return Cut(first_members, piece_of, starts, num_bytes)
+    return Cut(first_members, piece_of, starts, num_bytes, starts - starts[first_members[:-1]][piece_of])
 
 
 class SplitPieces:
@@ -91,62 +107,104 @@ class SplitPieces:
         self._store, self._split, self._index_of = store, split, index_of
         self._piece_bytes, self._cache, self._first_shard = piece_bytes, cache, first_shard
         self._cuts = Recent[Cut](_CUTS)
+        self._table = _table(np.zeros(0, np.int64), [])
 
     @property
     def url(self) -> str:
         """Where the split lies."""
         return self._split.url
 
+    @property
+    def dtype(self) -> np.dtype[np.unsignedinteger]:
+        """Of its tokens."""
+        return self._split.dtype
+
     def cut(self, shard: int) -> Cut:
         """A shard in pieces; raises what its index raises."""
-        itemsize = self._split.dtype.itemsize
-        return self._cuts.get(shard, lambda: cut(self._index_of(shard), itemsize, self._piece_bytes))
+        return self._cuts.get(shard, lambda: cut(self._index_of(shard), self.dtype.itemsize, self._piece_bytes))
 
-    def load(self, shard: int, piece: int) -> list[Tokens | DamagedShard]:
-        """The tokens of each member of a piece, or its damage; raises the store's error where that is none."""
+    def places(self, segments: SegmentColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where segments lie: shard << PLACE_BITS | piece, and the first byte within the piece; int64 [num_segments]
+        each. Raises what the indices raise.
+        """
+        table = self._table
+        rows = table.rows(segments.shard)
+        if rows is None:
+            shards = np.unique(segments.shard)
+            table = self._table = _table(shards, [self.cut(shard) for shard in shards.tolist()])
+            rows = table.firsts[np.searchsorted(shards, segments.shard)]
+        rows = rows + segments.member
+        return table.places[rows], table.within[rows] + segments.offset * self.dtype.itemsize
+
+    def load(self, shard: int, number: int) -> Piece:
+        """A piece, each of its members checked; raises the store's error where that is no damage."""
         cuts, entry = self.cut(shard), self._split.shard(shard)
-        start, num_bytes = cuts.span(piece)
-        members = cuts.members(piece)
+        start, num_bytes = cuts.span(number)
         try:
-            found = self._checked(shard, members, start, self._fetch(entry, start, num_bytes))
+            data = self._fetch(entry, start, num_bytes)
         except (MalformedShard, ObjectMissing):
-            return [self._alone(shard, entry, member) for member in members]
-        if all(tokens is not None for tokens in found):
-            return cast("list[Tokens | DamagedShard]", found)
+            return self._one_by_one(shard, entry, number)
+        wrong = self._wrong(shard, cuts.members(number), start, data)
+        if not wrong:
+            return Piece(memoryview(data))
         if self._cache is not None:
             self._cache.drop(_name(entry, start, num_bytes))
-        again: list[Tokens | None] = [None] * len(members)
-        reason = _WRONG_DIGEST
-        try:
-            again = self._checked(shard, members, start, self._read(entry, start, num_bytes))
-        except (MalformedShard, ObjectMissing) as error:
-            reason = why(error)
+        return self._mended(shard, entry, number, data, wrong)
+
+    def tokens(self, shard: int, number: int) -> list[Tokens]:
+        """The tokens of each member of a piece; raises DamagedShard, or the store's error."""
+        cuts, piece = self.cut(shard), self.load(shard, number)
+        members = cuts.members(number)
+        piece.require(members)
+        counts = cuts.num_bytes // self.dtype.itemsize
         return [
-            first if first is not None else second if second is not None else self._damage(shard, entry, member, reason)
-            for member, first, second in zip(members, found, again, strict=True)
+            np.frombuffer(piece.data, self.dtype, int(counts[member]), int(cuts.within[member])) for member in members
         ]
 
-    def _checked(self, shard: int, members: range, start: int, data: Bytes) -> list[Tokens | None]:
-        """Tokens of the members in `data`, which begins at byte `start` of the tar; None where a digest is wrong."""
+    def _mended(self, shard: int, entry: ShardEntry, number: int, data: Bytes, wrong: list[int]) -> Piece:
+        """A piece whose `wrong` members are fetched once more."""
+        cuts = self.cut(shard)
+        start, num_bytes = cuts.span(number)
+        mended, reason, still = bytearray(num_bytes), _WRONG_DIGEST, wrong
+        mended[: len(data)] = data
+        try:
+            again = self._read(entry, start, num_bytes)
+        except (MalformedShard, ObjectMissing) as error:
+            reason = why(error)
+        else:
+            still = self._wrong(shard, wrong, start, again)
+            for member in set(wrong).difference(still):
+                part = slice(int(cuts.within[member]), int(cuts.within[member] + cuts.num_bytes[member]))
+                mended[part] = again[part]
+        return Piece(memoryview(mended), {member: self._damage(shard, entry, member, reason) for member in still})
+
+    def _one_by_one(self, shard: int, entry: ShardEntry, number: int) -> Piece:
+        """A piece whose members are asked for one by one, as it can't be had as a whole."""
+        cuts = self.cut(shard)
+        data, damage = bytearray(cuts.span(number)[1]), {}
+        for member in cuts.members(number):
+            start, within, num_bytes = (int(of[member]) for of in (cuts.starts, cuts.within, cuts.num_bytes))
+            try:
+                found = self._read(entry, start, num_bytes)
+            except (MalformedShard, ObjectMissing) as error:
+                damage[member] = self._damage(shard, entry, member, why(error))
+                continue
+            if self._wrong(shard, [member], start, found):
+                damage[member] = self._damage(shard, entry, member, _WRONG_DIGEST)
+            else:
+                data[within : within + num_bytes] = found
+        return Piece(memoryview(data), damage)
+
+    def _wrong(self, shard: int, members: Iterable[int], start: int, data: Bytes) -> list[int]:
+        """Those of `members` whose digests are wrong in `data`, which begins at byte `start` of the tar."""
         cuts, digests, view = self.cut(shard), self._index_of(shard).member_xxh3, memoryview(data)
-        found: list[Tokens | None] = []
+        wrong = []
         for member in members:
             offset = int(cuts.starts[member]) - start
             part = view[offset : offset + int(cuts.num_bytes[member])]
-            is_right = xxhash.xxh3_64_intdigest(part) == int(digests[member])
-            found.append(np.frombuffer(part, self._split.dtype) if is_right else None)
-        return found
-
-    def _alone(self, shard: int, entry: ShardEntry, member: int) -> Tokens | DamagedShard:
-        """One member by a request of its own, where its piece can't be had as a whole."""
-        cuts = self.cut(shard)
-        start = int(cuts.starts[member])
-        try:
-            data = self._read(entry, start, int(cuts.num_bytes[member]))
-        except (MalformedShard, ObjectMissing) as error:
-            return self._damage(shard, entry, member, why(error))
-        (tokens,) = self._checked(shard, range(member, member + 1), start, data)
-        return tokens if tokens is not None else self._damage(shard, entry, member, _WRONG_DIGEST)
+            if xxhash.xxh3_64_intdigest(part) != int(digests[member]):
+                wrong.append(member)
+        return wrong
 
     def _damage(self, shard: int, entry: ShardEntry, member: int, reason: str) -> DamagedShard:
         return DamagedShard(
@@ -178,6 +236,36 @@ class SplitPieces:
             if found == entry.num_bytes:
                 raise
             raise MalformedShard(f"the object has {found} bytes, the manifest says {entry.num_bytes}") from error
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Table:
+    """Places of all members of the shards that were asked for last, most often those of one block. shards int64 [s],
+    sorted; firsts int64 [s]: row of a shard's first member; places, within: int64 [rows].
+    """
+
+    shards: NDArray[np.int64]
+    firsts: NDArray[np.int64]
+    places: NDArray[np.int64]
+    within: NDArray[np.int64]
+
+    def rows(self, shards: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """Row of each shard's first member; None where one is not in the table."""
+        if not len(self.shards):
+            return None
+        found = np.searchsorted(self.shards[:-1], shards)
+        return self.firsts[found] if (self.shards[found] == shards).all() else None
+
+
+def _table(shards: NDArray[np.int64], cuts: Sequence[Cut]) -> _Table:
+    counts = [len(each.piece_of) for each in cuts]
+    none = np.zeros(0, np.int64)
+    return _Table(
+        shards,
+        np.cumsum([0, *counts], dtype=np.int64)[:-1],
+        np.concatenate([none, *(shard << PLACE_BITS | cut.piece_of for shard, cut in zip(shards, cuts, strict=True))]),
+        np.concatenate([none, *(each.within for each in cuts)]),
+    )
 
 
 def _name(entry: ShardEntry, start: int, num_bytes: int) -> str:

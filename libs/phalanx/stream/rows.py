@@ -99,8 +99,12 @@ def tokens_xxh3(tokens: NDArray[np.integer]) -> int:
 
 def digests_of(windows: NDArray[np.unsignedinteger]) -> NDArray[np.uint64]:
     """`tokens_xxh3` of each row of [n, S], uint64 [n]."""
-    digests: list[int] = []
-    for first in range(0, len(windows), _AT_ONCE):  # what was widened is still in the core's cache when it is read
-        wide = windows[first : first + _AT_ONCE].astype("<u4", copy=False)
-        digests.extend(xxhash.xxh3_64_intdigest(row.data) for row in wide)
+    num_tokens, digests = windows.shape[1], list[int]()
+    wide = np.empty((_AT_ONCE, num_tokens), "<u4")  # stays in the core's cache
+    size, view = wide.itemsize * num_tokens, memoryview(wide.data).cast("B")
+    rows = [view[start : start + size] for start in range(0, size * _AT_ONCE, size)]
+    for first in range(0, len(windows), _AT_ONCE):
+        part = windows[first : first + _AT_ONCE]
+        np.copyto(wide[: len(part)], part)
+        digests += map(xxhash.xxh3_64_intdigest, rows[: len(part)])
     return np.array(digests, dtype=np.uint64)

@@ -22,11 +22,11 @@ from phalanx.stream.ahead import BlockAhead
 from phalanx.stream.batch import SURPLUS
 from phalanx.stream.cuts import NO_PLACES, WindowCut, cut_windows
 from phalanx.stream.manifest import Split
-from phalanx.stream.member_cache import MemberCache
 from phalanx.stream.members import DamagedShard
 from phalanx.stream.node_cache import NodeCache
 from phalanx.stream.order import Order
 from phalanx.stream.packed import IGNORED_TARGET, PackedWindows
+from phalanx.stream.piece_cache import Located, PieceCache
 from phalanx.stream.pieces import PIECE_BYTES, SplitPieces, block_bytes
 from phalanx.stream.rows import ReadRows, SlotSegments, digests_of, rows_of, tokens_xxh3
 from phalanx.stream.segments import NO_SEGMENTS, SegmentColumns
@@ -113,7 +113,7 @@ class MixtureReader:
         self._dtype = max((source.split.dtype for source in sources), key=lambda dtype: dtype.itemsize)
         self.follow(view)
         piece_bytes = min(PIECE_BYTES, max(1, cache_bytes // _PIECES_AT_LEAST))
-        self._members = MemberCache(
+        self._pieces = PieceCache(
             [_pieces(source, piece_bytes, cache) for source in sources], cache_bytes, num_threads, deadline_s
         )
         self._ahead = [self._block_ahead(number) for number in range(len(sources))] if reads_ahead else []
@@ -121,9 +121,9 @@ class MixtureReader:
 
     def _block_ahead(self, number: int) -> BlockAhead:
         def start(segments: SegmentColumns, budget_bytes: int) -> int:
-            return self._members.ahead(number, segments, budget_bytes)
+            return self._pieces.start(self._pieces.locate(number, segments), budget_bytes)
 
-        budget_bytes = self._members.cache_bytes // len(self._sources)
+        budget_bytes = self._pieces.cache_bytes // len(self._sources)
         return BlockAhead(self._sources[number].order, start, budget_bytes)
 
     def follow(self, view: View) -> None:
@@ -136,7 +136,7 @@ class MixtureReader:
         """Ends the threads that fetch ahead."""
         for ahead in self._ahead:
             ahead.close()
-        self._members.close()
+        self._pieces.close()
 
     def __enter__(self) -> Self:
         return self
@@ -148,8 +148,7 @@ class MixtureReader:
         """Starts to fetch what these windows need (any shape, -1 ignored), as far as the bound holds it; raises only
         what the indices raise.
         """
-        for cut in self._cuts(positions.ravel()):
-            self._members.want(cut.source, cut.segments)
+        self._start(self._cuts(positions.ravel()))
 
     def read(self, positions: Int64) -> WindowBatch:
         """The windows at `positions`, int64 [n]; -1 is a surplus slot: token 0, no target, no row.
@@ -158,11 +157,10 @@ class MixtureReader:
         """
         assert positions.ndim == 1
         cuts = self._cuts(positions)
-        for cut in cuts:
-            self._members.want(cut.source, cut.segments)
+        located = self._start(cuts)
         for cut in cuts if self._ahead else ():
             self._ahead[cut.source].reached(int(cut.windows[-1]))
-        tokens = self._tokens(cuts, len(positions))
+        tokens = self._tokens(cuts, located, len(positions))
         is_row = positions != SURPLUS
         counts = self._is_read(positions)
         left_out = [self._left_out(slot, int(positions[slot])) for slot in np.flatnonzero(is_row & ~counts).tolist()]
@@ -175,9 +173,17 @@ class MixtureReader:
         )
         return WindowBatch(self._packed(tokens, counts, cuts), rows)
 
-    def _tokens(self, cuts: Sequence[WindowCut], num_slots: int) -> NDArray[np.unsignedinteger]:
-        """[num_slots, seq_len + 1], read-only where no copy was needed."""
-        gathered = [self._members.gather(cut.source, cut.segments) for cut in cuts]
+    def _start(self, cuts: Sequence[WindowCut]) -> list[Located]:
+        located = [self._pieces.locate(cut.source, cut.segments) for cut in cuts]
+        for each in located:
+            self._pieces.start(each, self._pieces.cache_bytes)
+        return located
+
+    def _tokens(
+        self, cuts: Sequence[WindowCut], located: Sequence[Located], num_slots: int
+    ) -> NDArray[np.unsignedinteger]:
+        """[num_slots, seq_len + 1]; rows overlap where no copy was needed."""
+        gathered = list(map(self._pieces.gather, located))
         rows = cuts[0].rows(gathered[0], num_slots) if len(cuts) == 1 else None
         if rows is not None:
             return rows

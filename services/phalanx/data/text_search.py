@@ -22,7 +22,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.data.spelling import Finder, Vocabulary
 from phalanx.objects import ObjectStore
 from phalanx.stream.manifest import Split
-from phalanx.stream.members import DamagedShard, ShardIndices
+from phalanx.stream.members import ShardIndices
 from phalanx.stream.pieces import SplitPieces
 from phalanx.stream.token_text import TokenText
 
@@ -61,7 +61,7 @@ def find_text(store: ObjectStore, split: Split, tokenizer: TokenText, text: str)
         firsts = indices(shard).member_first_documents()
         lengths = indices(shard).lengths[firsts[members.start] : firsts[members.stop]].astype(np.int64)
         ends = np.cumsum(lengths)
-        found = search(_tokens(pieces, shard, piece), ends)
+        found = search(pieces.tokens(shard, piece), ends)
         return [TextMatch(shard, int(firsts[members.start]) + d, token, count) for d, token, count in found]
 
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="find-text")
@@ -105,20 +105,12 @@ def _in_order(
         yield from future.result()
 
 
-def _tokens(pieces: SplitPieces, shard: int, piece: int) -> list[Tokens]:
-    loaded = pieces.load(shard, piece)
-    for tokens in loaded:
-        if isinstance(tokens, DamagedShard):
-            raise tokens
-    return [tokens for tokens in loaded if not isinstance(tokens, DamagedShard)]
-
-
 def _spelt(split: Split, tokenizer: TokenText, needle: bytes, pieces: SplitPieces) -> Search:
     """The search for a tokenizer whose tokens are fixed strings of bytes."""
     table = tokenizer.token_bytes
     # Ids that the tokenizer lacks say nothing: the last of the table stands for all of them.
     table = table + [b""] * max(1, split.vocab_size - len(table), (1 << 16) - len(table))
-    finder = Finder(Vocabulary(table).spelling(needle), _known(_tokens(pieces, 0, 0)[0], len(table)))
+    finder = Finder(Vocabulary(table).spelling(needle), _known(pieces.tokens(0, 0)[0], len(table)))
 
     def search(members: list[Tokens], ends: NDArray[np.int64]) -> Iterator[tuple[int, int | None, int]]:
         before = 0

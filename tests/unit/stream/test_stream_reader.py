@@ -151,7 +151,7 @@ def test_read_ahead_stays_within_the_bound_of_memory():
     with remote.reader(reads_ahead=True, cache_bytes=900) as reader:
         for position in range(remote.last):
             reader.read(np.array([position]))
-            assert reader._members.kept_bytes <= 900
+            assert reader._pieces.kept_bytes <= 900
 
 
 def test_read_ahead_of_a_damaged_block_fails_only_when_it_is_read():
@@ -251,8 +251,8 @@ def test_pieces_that_are_let_go_are_gone_at_once():
             alive = []
             for position in range(remote.last):
                 reader.read(np.array([position]))
-                alive += [weakref.ref(piece) for piece in reader._members._pieces.values()]
-            kept = {id(piece) for piece in reader._members._pieces.values()}
+                alive += [weakref.ref(piece) for piece in reader._pieces._kept.values()]
+            kept = {id(piece) for piece in reader._pieces._kept.values()}
             lost = [ref for ref in alive if (piece := ref()) is not None and id(piece) not in kept]
             assert len(set(map(id, alive))) > len(kept) and not lost
     finally:

@@ -261,7 +261,7 @@ def test_read_small_cache_stays_within_its_bound_and_gives_the_same(reading):
         for position in range(len(good.tokens)):
             assert (reader.read(np.array([position])).tokens[0] == good.tokens[position]).all()
             largest = 4 * 200
-            assert reader._members.kept_bytes <= max(300, largest)
+            assert reader._pieces.kept_bytes <= max(300, largest)
 
 
 @pytest.mark.parametrize(("cache_bytes", "requests"), [(256 << 20, len(LENGTHS)), (4800, 8)])
