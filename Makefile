@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 
 help:
 	@echo "make demo      prepare a corpus, start the services, train on 8 ranks, kill a rank and each service, change the layout, prove it, export (about 3 minutes)"
-	@echo "make test      linters, strict types, import rules, contracts, unit, service, browser, distributed and end-to-end tests (about 55 minutes on 2 cores)"
+	@echo "make test      linters, strict types, import rules, contracts, unit, service, browser, distributed and end-to-end tests (about 55 minutes on 2 cores, 40 with --jobs=2)"
 	@echo "make test-all  the same with the long tables and storms"
 	@echo "make clean     remove .venv, .venv-ministack, .venv-peers, caches and ./runs"
 
@@ -42,7 +42,8 @@ $(PEERS_STAMP): tests/peers-requirements.txt | $(STAMP)
 demo: setup
 	@$(BIN)/phalanx demo $(ARGS)
 
-test: lint types imports proto unit service browser distributed e2e readme
+# Two of them at once: make --jobs=2 --output-sync=target test
+test: lint types imports proto unit e2e service browser distributed readme
 
 test-all: lint types imports proto setup-test
 	$(BIN)/pytest tests -m "long or not long" $(ARGS)
