@@ -34,12 +34,14 @@ def test_submitted_mixture_changes_its_weights_while_it_runs_and_a_fork_of_it_re
         wait_for_step(client, "tiny", position // BATCH + 4)
         running.told("job", "stop", "tiny")
         running.told("job", "wait", "tiny", code=1)
-        step = running.told("job", "show", "tiny")["step"]
-        proof = running.told("data", "verify", "tiny")
+        shown = running.told("job", "show", "tiny")
+        step, proof = shown["step"], running.told("data", "verify", "tiny")
+        assert shown["epochs"] == pytest.approx(proof["epochs"])
         assert proof["ok"] and proof["steps"] == step and set(proof["epochs"]) == {"code", "web"}
         forked = running.told("job", "submit", "--from", "tiny", "--set", f"training.steps={step + 4}")
-        assert running.told("job", "wait", forked["name"])["step"] == step + 4
+        ended = running.told("job", "wait", forked["name"])
         again = running.told("data", "verify", forked["name"].rpartition("/")[2])
+        assert ended["step"] == step + 4 and ended["epochs"] == pytest.approx(again["epochs"])
         assert again["ok"] and again["windows"] == 4 * BATCH
         assert all(again["epochs"][name] >= proof["epochs"][name] for name in proof["epochs"])
     origin = lineage_of(resized(path, name="tiny-2")).read_job().origin

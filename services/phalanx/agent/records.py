@@ -109,6 +109,7 @@ def _progress(record: pb.Record, event: Event, node: str) -> None:
             tokens=int(fields["tokens"]),
             step_time_s=float(fields["step_time_s"]),
             data_wait_s=float(fields["data_wait_s"]),
+            epochs=fields.get("epochs"),
         )
     )
 

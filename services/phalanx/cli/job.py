@@ -274,6 +274,7 @@ def facts_of(job: JobView) -> dict[str, Any]:
         "step": job.step,
         "num_steps": job.num_steps,
         "loss": job.loss,
+        "epochs": dict(sorted(job.epochs.items())),
         "attempt": job.attempt,
         "attempts_without_progress": job.num_attempts_without_progress,
         "checkpoint": None
@@ -329,4 +330,5 @@ def _print_job(job: JobView, *, as_json: bool, short: bool = False) -> None:
         if job.checkpoint is not None:
             facts["checkpoint"] = f"a{job.checkpoint.attempt}-s{job.checkpoint.step}"
         facts["cause"] = None if job.cause is None else job.cause.message
+        facts["epochs"] = ", ".join(f"{source} {passes:.2f}" for source, passes in facts["epochs"].items())
         print_facts({key: value for key, value in facts.items() if value not in (None, "", {})}, short_name(job.name))

@@ -8,8 +8,8 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.api.agent.v1 import record_pb2
@@ -69,12 +69,15 @@ class RecordLog:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The last finished step of an attempt that is known. loss: None where it is not finite."""
+    """The last finished step of an attempt that is known. loss: None where it is not finite. epochs: passes over each
+    source of a mixture, by name.
+    """
 
     attempt: int
     step: int
     loss: float | None
     at_s: float
+    epochs: Mapping[str, float] = field(default_factory=dict)
 
 
 class LastSteps:
@@ -93,7 +96,7 @@ class LastSteps:
         with self._lock:
             known = self._by_job.get(job)
             if known is None or record.attempt >= known.attempt:
-                self._by_job[job] = Progress(record.attempt, told.step, loss, time.monotonic())
+                self._by_job[job] = Progress(record.attempt, told.step, loss, time.monotonic(), dict(told.epochs))
 
     def of(self, job: str) -> Progress | None:
         """The last step of a job, or None where none was told."""

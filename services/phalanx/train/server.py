@@ -210,7 +210,8 @@ class TrainServicer(TrainServiceServicer):
         told = self._steps.of(str(job.name))
         if told is None or told.attempt != job.attempt:
             return job_view(job, waits=self._controller.waits(job.name))
-        return job_view(job, step=told.step, loss=told.loss, waits=self._controller.waits(job.name))
+        waits = self._controller.waits(job.name)
+        return job_view(job, step=told.step, loss=told.loss, epochs=told.epochs, waits=waits)
 
 
 def _tables(text: str) -> Mapping[str, Any]:

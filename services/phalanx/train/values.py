@@ -31,8 +31,9 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class JobView:
-    """A job as it stands. spec: the job file as it holds now. step, loss: the last that are known. message: what it
-    waits for or does, in one line. created: ISO 8601, by the clock of the service.
+    """A job as it stands. spec: the job file as it holds now. step, loss, epochs (passes over each source of a
+    mixture, by name): the last that are known. message: what it waits for or does, in one line. created: ISO 8601, by
+    the clock of the service.
     """
 
     name: str
@@ -52,6 +53,7 @@ class JobView:
     origin: Origin | None = None
     loss: float | None = None
     num_attempts_without_progress: int = 0
+    epochs: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def is_over(self) -> bool:

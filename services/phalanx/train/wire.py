@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -193,6 +193,7 @@ def job_message(view: JobView) -> pb.Job:
         else pb.Origin(job=str(origin.name), checkpoint=_checkpoint_message(origin.checkpoint)),
         loss=view.loss,
         num_attempts_without_progress=view.num_attempts_without_progress,
+        epochs=view.epochs,
     )
 
 
@@ -218,6 +219,7 @@ def job_of(message: pb.Job) -> JobView:
         origin=_origin_of(message.origin) if message.HasField("origin") else None,
         loss=message.loss if message.HasField("loss") else None,
         num_attempts_without_progress=message.num_attempts_without_progress,
+        epochs=dict(message.epochs),
     )
 
 
@@ -226,8 +228,17 @@ def _origin_of(message: pb.Origin) -> Origin:
     return Origin(name.project, name.uid, message.checkpoint.attempt, message.checkpoint.step)
 
 
-def job_view(job: Job, *, step: int | None = None, loss: float | None = None, waits: str = "") -> JobView:
-    """A job as clients see it. step, loss: as the ranks of its newest attempt last told; None: as the events say."""
+def job_view(
+    job: Job,
+    *,
+    step: int | None = None,
+    loss: float | None = None,
+    epochs: Mapping[str, float] | None = None,
+    waits: str = "",
+) -> JobView:
+    """A job as clients see it. step, loss, epochs: as the ranks of its newest attempt last told; None: as the events
+    say.
+    """
     registered = job.registered
     return JobView(
         name=str(job.name),
@@ -247,6 +258,7 @@ def job_view(job: Job, *, step: int | None = None, loss: float | None = None, wa
         origin=registered.origin,
         loss=loss,
         num_attempts_without_progress=job.num_without_progress,
+        epochs=dict(epochs or {}),
     )
 
 

@@ -174,6 +174,13 @@ def test_record_of_every_kind_of_event_has_its_place(kind, fields, droppable):
     assert pb.Record.FromString(record.SerializeToString()) == record
 
 
+def test_record_of_a_step_tells_the_passes_over_each_source_of_a_mixture():
+    fields = {"step": 4, "loss": 1, "gradient_norm": 1, "lr": 0.1, "tokens": 9, "step_time_s": 1, "data_wait_s": 0}
+    epochs = {"web": 0.25, "code": 1.5}
+    assert dict(record_of("progress", **fields, epochs=epochs).progress.epochs) == epochs
+    assert not record_of("progress", **fields).progress.epochs
+
+
 def test_record_of_an_error_names_its_cause():
     record = record_of("error", type="ValueError", message="no", where="f.py:3 in g", traceback="...", chain=[])
     assert (record.error.kind, record.error.message, record.error.node_id) == (

@@ -18,6 +18,7 @@ from phalanx.rpc import access_problems
 from phalanx.train.access import ACCESS
 from phalanx.train.decide import Record
 from phalanx.train.launch.base import GangKey, GangState, Gpu, HeldGang, Inventory, Node
+from phalanx.train.records import LastSteps
 from phalanx.train.recovery import REMEDIES
 from phalanx.train.states import Intent
 from phalanx.train.values import IncidentAction, JobView, NodeView
@@ -66,6 +67,7 @@ views = st.builds(
     origin=st.none() | origins,
     loss=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     num_attempts_without_progress=counts,
+    epochs=st.dictionaries(names, st.floats(0, 1e9)),
 )
 
 
@@ -101,6 +103,14 @@ def test_node_comes_back_equal() -> None:
     assert node_of(node_message(view)) == view
 
 
+def test_last_steps_keep_the_passes_over_each_source_of_the_newest_attempt() -> None:
+    steps = LastSteps()
+    for attempt, step, epochs in ((1, 4, {"web": 0.5}), (2, 3, {"web": 0.4, "code": 1.0}), (1, 5, {"web": 0.6})):
+        steps.take("j", record_pb2.Record(attempt=attempt, progress=record_pb2.Progress(step=step, epochs=epochs)))
+    found = steps.of("j")
+    assert found is not None and (found.step, found.epochs) == (3, {"web": 0.4, "code": 1.0})
+
+
 def test_every_method_has_its_roles() -> None:
     services = [
         train_service_pb2.DESCRIPTOR.services_by_name["TrainService"],
@@ -120,7 +130,8 @@ def test_contract_and_event_log_name_the_same(kind: str, prefix: str) -> None:
 
 def test_view_of_a_job_shows_what_its_ranks_told_last() -> None:
     job = after(running(), Record(EventType.COMMITTED, 1, 5))
-    view = job_view(job, step=7, loss=1.5)
+    view = job_view(job, step=7, loss=1.5, epochs={"web": 0.5})
     assert (view.step, view.loss, view.checkpoint, view.num_steps) == (7, 1.5, CheckpointRef(1, 5), 100)
+    assert view.epochs == {"web": 0.5} and job_view(job).epochs == {}
     assert view.name == str(registered().name)
     assert job_view(job).step == 5

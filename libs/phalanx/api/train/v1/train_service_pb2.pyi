@@ -306,6 +306,26 @@ class Job(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class EpochsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
     INTENT_FIELD_NUMBER: _builtins.int
@@ -323,6 +343,7 @@ class Job(_message.Message):
     ORIGIN_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
     NUM_ATTEMPTS_WITHOUT_PROGRESS_FIELD_NUMBER: _builtins.int
+    EPOCHS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`projects/<p>/jobs/<uid>`."""
     state: Global___JobState.ValueType
@@ -367,6 +388,12 @@ class Job(_message.Message):
     def origin(self) -> Global___Origin:
         """From where it was forked; absent where it was not."""
 
+    @_builtins.property
+    def epochs(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """Passes over each source of a mixture up to that step, by its name; empty before the first, where one split is read,
+        and until the ranks of the newest attempt tell of a step to a service that was started anew.
+        """
+
     def __init__(
         self,
         *,
@@ -387,10 +414,11 @@ class Job(_message.Message):
         origin: Global___Origin | None = ...,
         loss: _builtins.float | None = ...,
         num_attempts_without_progress: _builtins.int = ...,
+        epochs: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "cause", b"cause", "checkpoint", b"checkpoint", "create_time", b"create_time", "loss", b"loss", "origin", b"origin"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "attempt", b"attempt", "cause", b"cause", "checkpoint", b"checkpoint", "create_time", b"create_time", "intent", b"intent", "loss", b"loss", "message", b"message", "name", b"name", "num_attempts_without_progress", b"num_attempts_without_progress", "num_steps", b"num_steps", "origin", b"origin", "owner", b"owner", "placement", b"placement", "revision", b"revision", "spec_json", b"spec_json", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "attempt", b"attempt", "cause", b"cause", "checkpoint", b"checkpoint", "create_time", b"create_time", "epochs", b"epochs", "intent", b"intent", "loss", b"loss", "message", b"message", "name", b"name", "num_attempts_without_progress", b"num_attempts_without_progress", "num_steps", b"num_steps", "origin", b"origin", "owner", b"owner", "placement", b"placement", "revision", b"revision", "spec_json", b"spec_json", "state", b"state", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
