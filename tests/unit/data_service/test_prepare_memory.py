@@ -1,16 +1,27 @@
-"""Reading holds a document and a buffer, never a file: the peak of a process that reads files far larger than that."""
+"""Reading holds a document and a buffer, making a chunk, writing a shard: never a file, a piece or the input."""
 
+import gzip
 import json
 import os
 import subprocess
 import sys
+import tracemalloc
+import weakref
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from corpus_builders import tar_bytes
+from corpus_builders import SETTINGS, tar_bytes
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from phalanx.data.prepare import making, source_of
+from phalanx.data.prepare.making import TOKENIZER_KEY, Task, WorkOrder
+from phalanx.data.prepare.tokenizer import TokenizerFacts
+from phalanx.data.prepare.writer import SplitWriter
+from phalanx.objects import open_store
 
 NUM_DOCUMENTS, DOCUMENT_BYTES = 900, 80_000
 MIB = 2**20
@@ -71,3 +82,50 @@ def test_reading_large_file_takes_memory_of_a_buffer(tmp_path, name, write, limi
     done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True, timeout=100)
     num_bytes, grown = map(int, done.stdout.split())
     assert num_bytes == NUM_DOCUMENTS * DOCUMENT_BYTES and grown < limit_bytes
+
+
+def _words_tokenizer():
+    """Bytes of a tokenizer of whole words, many times as fast as BPE."""
+    tokenizer = Tokenizer(models.WordLevel({SETTINGS.eos_token: 0, "[UNK]": 1}, "[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens([SETTINGS.eos_token])
+    return tokenizer.to_str().encode()
+
+
+def _peak_of_making(folder, name, num_documents, document_bytes):
+    """Python's and numpy's peak while one piece, a packed file that cannot be cut, becomes small chunks; how many."""
+    chance = np.random.default_rng(0)
+    with gzip.open(folder / name, "wb", 1) as file:
+        for _ in range(num_documents):
+            letters = chance.choice([*b"abcdefgh "], document_bytes).astype(np.uint8).tobytes()
+            file.write(json.dumps({"text": letters.decode()}).encode() + b"\n")
+    source, store = source_of(folder / name), open_store(f"file://{folder}/{name}.out")
+    store.create(TOKENIZER_KEY, _words_tokenizer())
+    (piece,) = source.pieces()
+    maker = WorkOrder(store.url, source, SETTINGS.eos_token).maker(store)
+    with mock.patch.multiple(making, PART_BYTES=making.PART_BYTES >> 6, PART_RECORDS=making.PART_RECORDS >> 6):
+        tracemalloc.start()
+        maker.make(Task(0, piece))
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    return peak, len(list(store.list("chunks/")))
+
+
+@pytest.mark.parametrize(("num_documents", "document_bytes"), [(60, 5000), (2200, 40)])
+def test_making_chunks_takes_no_more_memory_for_a_larger_piece(tmp_path, num_documents, document_bytes):
+    """Of long documents bytes bound a chunk, of short ones their number."""
+    _peak_of_making(tmp_path, "first.jsonl.gz", num_documents, document_bytes)
+    small, few = _peak_of_making(tmp_path, "small.jsonl.gz", num_documents, document_bytes)
+    large, many = _peak_of_making(tmp_path, "large.jsonl.gz", num_documents * 4, document_bytes)
+    assert many > 2 * few > 2 and large < small * 1.1
+    assert making.PART_BYTES <= 8 * MIB
+
+
+def test_split_writer_keeps_no_chunk_alive_for_a_document_of_it():
+    """A held-out split gets few documents of each chunk, and a member waits for a million tokens' bytes."""
+    writer = SplitWriter(open_store("memory://"), "held_out", TokenizerFacts("sha256:0", 300, 0), 1 << 24)
+    tokens = np.arange(1 << 16, dtype=np.uint16)
+    chunk = weakref.ref(tokens)
+    writer.add("a", tokens[5:9])
+    del tokens
+    assert chunk() is None and writer.num_tokens == 4

@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import struct
+from array import array as numbers
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ class Chunk:
             "path": self.path,
             "num_lines": self.num_lines,
             "examples": [[e.rule, e.record, e.id, e.line] for e in self.examples],
-            "xxh3": {name: xxhash.xxh3_64_hexdigest(array.tobytes()) for name, array in arrays.items()},
+            "xxh3": {name: xxhash.xxh3_64_hexdigest(array.data) for name, array in arrays.items()},
         }
         return safetensors.numpy.save(arrays, {_META: canonical_json(about).decode()})
 
@@ -121,13 +122,9 @@ class ChunkBuilder:
 
     def __init__(self, dtype: np.dtype[np.unsignedinteger], path: str = "") -> None:
         self._dtype, self._path = dtype, path
-        self._tokens: list[NDArray[np.unsignedinteger]] = []
-        self._digests, self._ids = bytearray(), bytearray()
-        self._lengths: list[int] = []
-        self._id_ends: list[int] = []
-        self._lines: list[int] = []
-        self._raw_bytes: list[int] = []
-        self._flags: list[int] = []
+        self._tokens, self._digests, self._ids = bytearray(), bytearray(), bytearray()
+        self._lengths, self._lines, self._flags = numbers("I"), numbers("I"), numbers("I")
+        self._id_ends, self._raw_bytes = numbers("Q"), numbers("Q")
         self._bits: dict[str, int] = {}
         self._examples: list[Example] = []
         self._shown: Counter[str] = Counter()
@@ -168,7 +165,7 @@ class ChunkBuilder:
         self._id_ends.append(len(self._ids))
         self._lines.append(line or 0)
         self._digests += digest
-        self._tokens.append(tokens.astype(self._dtype, copy=False))
+        self._tokens += np.ascontiguousarray(tokens, self._dtype).data.cast("B")
         self._lengths.append(len(tokens))
         self.num_tokens += len(tokens)
 
@@ -182,10 +179,10 @@ class ChunkBuilder:
         flags = np.array(self._flags, np.uint32)
         assert np.count_nonzero(flags & KEPT) == len(self._lengths), "a kept record without its document"
         return Chunk(
-            np.concatenate([np.empty(0, self._dtype), *self._tokens]),
+            np.frombuffer(self._tokens, self._dtype),
             np.array(self._lengths, np.uint32),
-            np.frombuffer(bytes(self._digests), np.uint8).reshape(-1, DIGEST_BYTES),
-            np.frombuffer(bytes(self._ids), np.uint8),
+            np.frombuffer(self._digests, np.uint8).reshape(-1, DIGEST_BYTES),
+            np.frombuffer(self._ids, np.uint8),
             np.array(self._id_ends, np.uint64),
             np.array(self._lines, np.uint32),
             np.array(self._raw_bytes, np.uint64),
@@ -339,7 +336,7 @@ class _Header:
         return np.frombuffer(data, _DTYPES[tensor["dtype"]]).reshape(tensor["shape"])
 
     def check(self, where: str, name: str, array: NDArray[Any]) -> None:
-        if xxhash.xxh3_64_hexdigest(array.tobytes()) != self.about["xxh3"][name]:
+        if xxhash.xxh3_64_hexdigest(np.ascontiguousarray(array).data) != self.about["xxh3"][name]:
             raise damaged(where, f"with other {name}")
 
 

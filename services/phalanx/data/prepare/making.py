@@ -18,9 +18,9 @@ from phalanx.data.prepare.tokenizer import TextTokenizer, load_tokenizer
 from phalanx.objects import ObjectStore, open_store
 
 TOKENIZER_KEY = "tokenizer.json"
-PART_BYTES = 48 << 20  # of records in one chunk: pieces that cannot be cut, as compressed files, give several chunks
+PART_BYTES, PART_RECORDS = 8 << 20, 1 << 16  # of one chunk, which is in memory as a whole: large pieces give several
 BATCH_DOCUMENTS = 1024
-BATCH_BYTES = 1 << 20
+BATCH_BYTES = 1 << 18  # in memory as strings a token while they are encoded: a hundred bytes a token and more
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class ChunkMaker:
         path, part = task.piece.part_of or "", 0
         made = self._part(task, path, part)
         for raw in reading:
-            if made.figures.num_bytes >= PART_BYTES:
+            if made.figures.num_bytes >= PART_BYTES or made.figures.num_records >= PART_RECORDS:
                 done += self._close(made, task, part, made.num_lines, is_last=False)
                 part += 1
                 made = self._part(task, path, part)

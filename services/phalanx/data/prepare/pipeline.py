@@ -30,7 +30,8 @@ from phalanx.data.prepare.report import PartReport, PrepareReport, finished_repo
 from phalanx.data.prepare.same import create_same
 from phalanx.data.prepare.settings import PrepareSettings
 from phalanx.data.prepare.sources import Source
-from phalanx.data.prepare.tokenizer import load_tokenizer, read_tokenizer_file, train_tokenizer, training_sample
+from phalanx.data.prepare.tokenizer import load_tokenizer, read_tokenizer_file, training_sample
+from phalanx.data.prepare.training import train_apart
 from phalanx.objects import ObjectMissing, ObjectStore
 
 
@@ -148,7 +149,7 @@ def _train_tokenizer(
         return text
 
     sample = training_sample(map(show, reading.training_texts()))
-    create_same(out, TOKENIZER_KEY, train_tokenizer(sample, settings.vocab_size, settings.eos_token))
+    create_same(out, TOKENIZER_KEY, train_apart(sample, settings.vocab_size, settings.eos_token))
 
 
 def _make(

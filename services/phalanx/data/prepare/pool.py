@@ -10,9 +10,6 @@ from __future__ import annotations
 import json
 import os
 import selectors
-import signal
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,12 +17,12 @@ from types import TracebackType
 from typing import Any, Self
 
 from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.data.prepare import processes
 from phalanx.data.prepare.board import Board
 from phalanx.data.prepare.making import Task, WorkOrder
 from phalanx.data.prepare.progress import Figures
 
 _DEATHS_ALLOWED = 1  # on one piece
-_ENDING_S = 10.0
 _SHOW_S = 0.5
 
 
@@ -47,16 +44,9 @@ class _Worker:
     """One process: its task, and the bytes of an answer that is not whole yet."""
 
     def __init__(self, order: WorkOrder) -> None:
-        paths = os.pathsep.join(path for path in sys.path if path)
         # one core each: the processes share the machine, the tokenizer's threads would compete
         threads = {"TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "phalanx.data.prepare.worker"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, **threads, "PYTHONPATH": paths},
-            start_new_session=True,  # an interrupt at the terminal is the pool's to handle
-        )
+        self.process = processes.start("phalanx.data.prepare.worker", threads)
         assert self.process.stdin is not None and self.process.stdout is not None
         self._input, self.output = self.process.stdin, self.process.stdout
         self.task: Task | None = None
@@ -77,18 +67,6 @@ class _Worker:
         *lines, self._unread = (self._unread + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def end(self) -> int:
-        """Kills the process if it lives; its exit code."""
-        self.process.kill()
-        try:
-            code = self.process.wait(_ENDING_S)
-        except subprocess.TimeoutExpired as error:
-            raise OutsideError(f"worker process {self.process.pid} does not end after SIGKILL") from error
-        with suppress(BrokenPipeError):  # what it had not read goes with it
-            self._input.close()
-        self.output.close()
-        return code
-
 
 class _Pool:
     def __init__(self, order: WorkOrder, tasks: Sequence[Task], board: Board, workers: int) -> None:
@@ -108,7 +86,7 @@ class _Pool:
         for worker in self._workers:
             worker.process.kill()  # all of them before waiting for the first
         for worker in self._workers:
-            worker.end()
+            processes.end(worker.process)
         self._selector.close()
 
     def run(self) -> None:
@@ -164,7 +142,7 @@ class _Pool:
     def _remove(self, worker: _Worker) -> int:
         self._selector.unregister(worker.output)
         self._workers.remove(worker)
-        return worker.end()
+        return processes.end(worker.process)
 
     def _bury(self, worker: _Worker) -> None:
         """A worker died: its piece goes to a fresh one, once."""
@@ -172,15 +150,10 @@ class _Pool:
         number = -1 if task is None else task.number
         self._deaths[number] = self._deaths.get(number, 0) + 1
         if self._deaths[number] > _DEATHS_ALLOWED:
+            how = processes.how_it_ended(code, "fewer --workers need less")
             doing = "started" if task is None else f"made piece {number + 1} ({task.piece.spans[0].path})"
-            raise OutsideError(f"a worker process died while it {doing}, and so did the one after it: {_how(code)}")
+            raise OutsideError(f"a worker process died while it {doing}, and so did the one after it: {how}")
         if task is not None:
             self._board.lost(number)
             self._waiting.appendleft(task)
         self._start()
-
-
-def _how(code: int) -> str:
-    if code == -signal.SIGKILL:
-        return "killed by SIGKILL, as a system that is out of memory does (fewer --workers need less)"
-    return f"killed by signal {-code}" if code < 0 else f"exit code {code}"

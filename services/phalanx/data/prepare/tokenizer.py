@@ -61,7 +61,11 @@ class TextTokenizer:
                 expected=f"a tokenizer that can encode all of the text ({' '.join(str(error).split())})",
                 remedy="name one with a token for the unknown (unk_token) with --tokenizer, and another --out folder",
             ) from error
-        return [np.array([*encoding.ids, self.facts.eos_id], dtype=self.dtype) for encoding in encodings]
+        return [self._ended(encoding.ids) for encoding in encodings]
+
+    def _ended(self, ids: list[int]) -> NDArray[np.unsignedinteger]:
+        ids.append(self.facts.eos_id)
+        return np.array(ids, dtype=self.dtype)
 
 
 def train_tokenizer(texts: Iterator[bytes], vocab_size: int, eos_token: str) -> bytes:

@@ -37,7 +37,9 @@ class SplitWriter:
         """Takes the next document, tokens [length]; writes a shard when one is full."""
         if self._builder is None:
             self._builder = ShardBuilder(f"{self._name}-{len(self._entries):08d}", self._tokenizer.dtype)
-        self._builder.add(document_id, tokens)
+        self._builder.add(
+            document_id, tokens.copy()
+        )  # a view would hold its whole chunk, for as long as a member waits
         self.num_tokens += len(tokens)
         self.num_long_documents += len(tokens) > LONG_DOCUMENT_TOKENS
         if self._builder.num_tokens >= self._shard_tokens:
