@@ -21,11 +21,11 @@ VOCAB_SIZE, SHARD_TOKENS, BLOCK_SHARDS = 50_000, 16_000_000, 4
 SEQ_LEN, BATCH = 2048, 16
 
 
-def flat_tokens(folder: Path, num_shards: int) -> NDArray[np.uint16]:
+def flat_tokens(folder: Path, num_shards: int, shard_tokens: int = SHARD_TOKENS) -> NDArray[np.uint16]:
     """All tokens as a mapped file of uint16, made once."""
     path = folder / f"tokens-{num_shards}.bin"
     if not path.exists():
-        drawn = np.random.default_rng(0).integers(0, VOCAB_SIZE, num_shards * SHARD_TOKENS, dtype=np.uint16)
+        drawn = np.random.default_rng(0).integers(0, VOCAB_SIZE, num_shards * shard_tokens, dtype=np.uint16)
         drawn.tofile(path.with_suffix(".part"))
         path.with_suffix(".part").rename(path)
     return np.memmap(path, dtype=np.uint16, mode="r")
@@ -40,14 +40,14 @@ def document_lengths(num_tokens: int) -> NDArray[np.int64]:
     return np.append(lengths[:count], num_tokens - (ends[count - 1] if count else 0)).astype(np.int64)
 
 
-def write_split(store: ObjectStore, tokens: NDArray[np.uint16]) -> None:
+def write_split(store: ObjectStore, tokens: NDArray[np.uint16], shard_tokens: int = SHARD_TOKENS) -> None:
     """The split; nothing where it is there already."""
     if any(True for _ in store.list("manifest.json")):
         return
     entries = []
-    for number, start in enumerate(range(0, len(tokens), SHARD_TOKENS)):
+    for number, start in enumerate(range(0, len(tokens), shard_tokens)):
         shard, builder, at = (
-            tokens[start : start + SHARD_TOKENS],
+            tokens[start : start + shard_tokens],
             ShardBuilder(f"train-{number:08d}", token_dtype(VOCAB_SIZE)),
             0,
         )

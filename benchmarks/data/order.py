@@ -1,8 +1,8 @@
 """Finds windows in the order of a synthetic split of many shards: how long the first takes in a fresh process, and the
 later ones. The indices are made up beforehand or counted apart, so the figures hold no fetch.
 
-Run: python benchmarks/data/order.py [--shards 1000000] [--window 2000000000] [--rounds 7]; prints one JSON line a
-round, then the medians. On a machine that does other work put `chrt -f 10` before it.
+Run: python benchmarks/data/order.py [--shards 1000000] [--window 2000000000] [--block 4] [--rounds 7]; prints one
+JSON line a round, then the medians. On a machine that does other work put `chrt -f 10` before it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from phalanx.stream.manifest import open_split
 from phalanx.stream.order import Order
 from phalanx.stream.shards import ShardIndex, decode_index
 
-window, fetch_s = int(sys.argv[2]), [0.0, 0]
+window, block, fetch_s = int(sys.argv[2]), int(sys.argv[3]), [0.0, 0]
 
 def index_of(shard):
     begin = time.perf_counter(), time.process_time()
@@ -53,7 +53,7 @@ order = None
 
 def first():
     global order
-    order = Order(split, 7, 2048, 4, index_of)
+    order = Order(split, 7, 2048, block, index_of)
     order.window(window)
 
 told = {"first_window": timed(first)}
@@ -79,6 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shards", type=int, default=1_000_000)
     parser.add_argument("--window", type=int, default=2_000_000_000)
+    parser.add_argument("--block", type=int, default=4, help="shards of a block")
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     rounds = []
@@ -89,7 +90,7 @@ def main() -> None:
             [sys.executable, str(manifest), "--shards", str(options.shards), "--url", url, "--rounds", "0"], check=True
         )
         for _ in range(options.rounds):
-            command = [sys.executable, "-c", CHILD, url, str(options.window)]
+            command = [sys.executable, "-c", CHILD, url, str(options.window), str(options.block)]
             rounds.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
             print(json.dumps(rounds[-1] | {"load": round(os.getloadavg()[0], 1)}), flush=True)
     medians = {

@@ -7,13 +7,22 @@ from pathlib import Path
 import numpy as np
 from stream_builders import numbered_documents, write_split
 
+from phalanx.data.prepare.settings import PrepareSettings
 from phalanx.objects import open_store
 from phalanx.objects.faults import FaultyStore
 from phalanx.spec import parse_job
+from phalanx.spec.data import Data
 from phalanx.stream import WindowReader, open_split
+from phalanx.stream.windows import DEFAULT_CACHE_BYTES
 from phalanx.trainer.places import order_of
 
 NUM_SHARDS, SEQ_LEN = 40, 16
+
+
+def test_two_blocks_as_they_are_unless_set_fit_what_a_rank_holds() -> None:
+    """The one that is read, and the next one on its way: of shards as they are prepared, of the smaller type of id."""
+    block_bytes = Data().shuffle_block_shards * PrepareSettings().shard_tokens * np.dtype(np.uint16).itemsize
+    assert 2 * block_bytes <= DEFAULT_CACHE_BYTES
 
 
 def test_reading_an_epoch_in_blocks_of_twenty_shards_fetches_each_index_once(tmp_path: Path) -> None:
