@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prepare_kit import expected, flat, mixed_corpus, objects, shards, with_tokenizer
 
+from phalanx.core.digest import sha256
 from phalanx.core.errors import PhalanxError
 from phalanx.data.prepare import Part, merge, prepare, prepare_part, source_of
 from phalanx.data.prepare.chunk import (
@@ -26,12 +27,13 @@ from phalanx.data.prepare.chunk import (
     read_arrays,
 )
 from phalanx.data.prepare.copies import Bits, CopyFinder
+from phalanx.data.prepare.making import piece_name, piece_names
 from phalanx.objects import ObjectInfo, open_store
 from phalanx.stream import open_split
 
 
 @contextmanager
-def pieces_of(piece_bytes: int, part_bytes: int = 48 << 20) -> Iterator[None]:
+def pieces_of(piece_bytes: int, part_bytes: int = 8 << 20) -> Iterator[None]:
     """Cuts inputs into small pieces, and pieces into small chunks."""
     with (
         mock.patch("phalanx.data.prepare.sources.piece_bytes_for", lambda files: piece_bytes),
@@ -173,8 +175,9 @@ def test_prepare_below_a_cap_makes_no_chunks_beyond_it(mixed):
         store = open_store("memory://")
         chosen = type(chosen)(chosen.vocab_size, chosen.tokenizer, held_out_fraction=0, max_bytes=1000)
         prepare_part(source, store, chosen, Part(1, 1))
-        made = find_chunks(store).finished
-        assert 1 < len(made) < len(source.pieces()) // 2
+        digest = sha256(chosen.tokenizer.read_bytes())
+        made = find_chunks(store, piece_names(enumerate(source.pieces()), digest)).finished
+        assert sorted(made) == list(range(len(made))) and 1 < len(made) < len(source.pieces()) // 2
 
 
 def test_prepare_report_says_what_was_dropped_with_examples(mixed):
@@ -224,7 +227,8 @@ def test_prepare_damaged_chunk_is_named(mixed):
     with pieces_of(9000):
         store = open_store("memory://")
         prepare_part(source, store, chosen, Part(1, 1))
-        key = chunk_key(1, 0, is_last=True)
+        name = piece_name(source.pieces()[1], sha256(chosen.tokenizer.read_bytes()))
+        key = chunk_key(name, 0, is_last=True)
         data = bytearray(store.read(key))
         data[-20] ^= 1
         store.delete(key)

@@ -79,3 +79,10 @@ def test_prepare_with_a_cut_file_exits_2_with_one_line_that_names_it(corpus, tmp
     assert code == 2 and not output and len(lines) == 1
     assert f"{file}, byte" in lines[0] and "expected a whole" in lines[0]
     assert not (tmp_path / "out/train/manifest.json").exists()
+
+
+def test_prepare_option_without_effect_beside_another_is_refused_and_writes_nothing(corpus, tmp_path, prepare):
+    (tmp_path / "t.json").write_text("{}")
+    code, _, said = prepare(corpus, "--out", f"file://{tmp_path}/out", "--tokenizer", tmp_path / "t.json")
+    assert code == 2 and not (tmp_path / "out").exists()
+    assert said == "phalanx: --vocab-size is 300: expected no such option with --tokenizer; leave one of them out\n"

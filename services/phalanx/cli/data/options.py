@@ -16,4 +16,5 @@ PartOfWork = Annotated[
     typer.Option("--part", metavar="I/N", help="Do only part I of N, as in an array of jobs; then `data merge`."),
 ]
 SHARD_TOKENS = 1 << 24
+VOCAB_SIZE = 32768
 EOS_TOKEN = "<|endoftext|>"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.config import AsJson
-from phalanx.cli.data.options import EOS_TOKEN, SHARD_TOKENS, HeldOutFraction, Out, PartOfWork, ShardTokens
+from phalanx.cli.data.options import EOS_TOKEN, SHARD_TOKENS, VOCAB_SIZE, HeldOutFraction, Out, PartOfWork, ShardTokens
 from phalanx.cli.output import print_json
+from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
     from phalanx.data.prepare import PrepareReport
@@ -32,7 +33,9 @@ def prepare(
         ),
     ],
     out: Out,
-    vocab_size: Annotated[int, typer.Option("--vocab-size", help="Size of the tokenizer to train.")] = 32768,
+    vocab_size: Annotated[
+        int | None, typer.Option("--vocab-size", help="Size of the tokenizer to train.", show_default=str(VOCAB_SIZE))
+    ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option("--tokenizer", help="A tokenizer.json to use instead of training one.")
     ] = None,
@@ -68,8 +71,12 @@ def prepare(
     from phalanx.data.prepare import prepare as run_preparation
     from phalanx.objects import open_store
 
-    lengths = Lengths(min_chars, max_chars)
-    settings = PrepareSettings(vocab_size, tokenizer, eos_token, held_out_fraction, max_bytes, shard_tokens, lengths)
+    if vocab_size is not None and tokenizer is not None:
+        raise PhalanxError(
+            "--vocab-size", value=vocab_size, expected="no such option with --tokenizer", remedy="leave one of them out"
+        )
+    size, lengths = VOCAB_SIZE if vocab_size is None else vocab_size, Lengths(min_chars, max_chars)
+    settings = PrepareSettings(size, tokenizer, eos_token, held_out_fraction, max_bytes, shard_tokens, lengths)
     settings.check()
     chosen = None if part is None else Part.parse(part)
     runs, store = engine_of(engine, workers, spark_master), open_store(out)

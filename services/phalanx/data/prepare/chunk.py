@@ -1,7 +1,8 @@
 """A chunk: what one piece of an input became, on its way into shards.
 
 Pieces are made into chunks by any worker in any order; assembling goes over the chunks in order and is cheap. A chunk
-is one create-only safetensors object, `chunks/<piece>-<part>.safetensors`, and the last of a piece (most have one
+is one create-only safetensors object, `chunks/<piece>-<part>.safetensors` (a piece is called by its number, or by a
+name that follows from what it is), and the last of a piece (most have one
 alone) ends in `.end.safetensors`: the listing alone says which pieces are finished. Equal pieces give equal bytes,
 whoever makes them. Each array has its XXH3-64 in the metadata, so a part of a chunk can be fetched and checked alone.
 """
@@ -33,7 +34,8 @@ DIGEST_BYTES = 16
 KEPT = 1  # the bit in `flags` of what became a document; the n-th rule (from 0) has the bit 2 << n
 
 _FORMAT = "phalanx.chunk/1"
-_NAME = re.compile(r"(\d{8})-(\d{5})(\.end)?\.safetensors")
+_NAME = re.compile(r"(\d{8}|[0-9a-f]{32})-(\d{5})(\.end)?\.safetensors")
+_DIGITS = 8
 _META = "phalanx"
 _ARRAYS = ("tokens", "lengths", "digests", "ids", "id_ends", "lines", "raw_bytes", "flags")
 _DTYPES = {"U8": "<u1", "U16": "<u2", "U32": "<u4", "U64": "<u8"}
@@ -232,30 +234,34 @@ def content_digest(data: bytes | memoryview) -> bytes:
     return hashlib.sha256(data).digest()[:DIGEST_BYTES]
 
 
-def chunk_key(piece: int, part: int, *, is_last: bool) -> str:
-    """Key of part `part` (from 0) of the chunks of a piece."""
-    return f"{CHUNKS}/{piece:08d}-{part:05d}{'.end' if is_last else ''}.safetensors"
+def chunk_key(piece: int | str, part: int, *, is_last: bool) -> str:
+    """Key of part `part` (from 0) of the chunks of a piece, by its number or its name (32 hexadecimal digits)."""
+    name = f"{piece:08d}" if isinstance(piece, int) else piece
+    return f"{CHUNKS}/{name}-{part:05d}{'.end' if is_last else ''}.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
 class FoundChunks:
     """What a listing shows. finished: of each finished piece, its chunks in order; parts: of each unfinished one, the
-    numbers of those that are there.
+    numbers of those that are there; keys: of all of them.
     """
 
     finished: Mapping[int, tuple[ObjectInfo, ...]]
     parts: Mapping[int, Collection[int]]
+    keys: Collection[str] = ()
 
 
-def find_chunks(out: ObjectStore) -> FoundChunks:
-    """The chunks below `out`; foreign objects are passed over."""
+def find_chunks(out: ObjectStore, names: Mapping[str, int] | None = None) -> FoundChunks:
+    """The chunks below `out`; foreign objects are passed over. names: numbers of pieces by name, where chunks have
+    names.
+    """
     parts: dict[int, dict[int, ObjectInfo]] = {}
     last: dict[int, int] = {}
     for found in out.list(f"{CHUNKS}/"):
         match = _NAME.fullmatch(found.key.removeprefix(f"{CHUNKS}/"))
-        if match is None:
+        if match is None or (match[1] not in names if names is not None else len(match[1]) != _DIGITS):
             continue
-        piece, part = int(match[1]), int(match[2])
+        piece, part = int(match[1]) if names is None else names[match[1]], int(match[2])
         parts.setdefault(piece, {})[part] = found
         if match[3]:
             last[piece] = part
@@ -264,7 +270,8 @@ def find_chunks(out: ObjectStore) -> FoundChunks:
         for piece, end in last.items()
         if parts[piece].keys() >= set(range(end + 1))
     }
-    return FoundChunks(finished, {piece: set(there) for piece, there in parts.items() if piece not in finished})
+    unfinished = {piece: set(there) for piece, there in parts.items() if piece not in finished}
+    return FoundChunks(finished, unfinished, [found.key for there in parts.values() for found in there.values()])
 
 
 def read_chunk(out: ObjectStore, key: str) -> Chunk:

@@ -54,24 +54,30 @@ def require_same_recipe(out: ObjectStore, found: Mapping[str, Any], recipe: Mapp
         )
 
 
-def check_claim(out: ObjectStore, recipe: dict[str, Any], pieces: Sequence[Piece]) -> None:
-    """Raises PhalanxError, naming what differs, where `out` was begun with other settings or another input."""
+def check_claim(out: ObjectStore, recipe: dict[str, Any], pieces: Sequence[Piece], *, may_change: bool = False) -> bool:
+    """Whether `out` was begun with this very input, or with none. may_change: another input is no mistake.
+
+    Raises PhalanxError, naming what differs, where `out` was begun with other settings or another input.
+    """
     found = _read_json(out, RECIPE_KEY)
     if found is None:
-        return
+        return True
     require_same_recipe(out, found, recipe)
     listing = _read_json(out, INPUT_KEY)
     if listing is not None and listing != json.loads(_listing(pieces)):
         _pieces_of(out, listing)
+        if may_change:
+            return False
         raise PhalanxError(
             out.url,
             expected="an empty folder or one begun with the same input",
             remedy=f"the input has changed since: {_difference(listing, pieces)}; name another --out folder",
         )
+    return True
 
 
 def claim(out: ObjectStore, recipe: dict[str, Any], pieces: Sequence[Piece]) -> None:
-    """Writes both; raises PhalanxError, naming what differs, where somebody else was faster with others."""
+    """Writes both objects; raises PhalanxError, naming what differs, where somebody else was faster with others."""
     try:
         create_same(out, RECIPE_KEY, canonical_json(recipe))
         create_same(out, INPUT_KEY, _listing(pieces))

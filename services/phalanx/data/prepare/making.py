@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 
+from phalanx.core.errors import PhalanxError
 from phalanx.data.prepare import rules
 from phalanx.data.prepare.chunk import ChunkBuilder, chunk_key, content_digest
+from phalanx.data.prepare.claim import missing_tokenizer
 from phalanx.data.prepare.inputs import Piece, RawDocument
 from phalanx.data.prepare.progress import Figures
+from phalanx.data.prepare.refused import note_refused
 from phalanx.data.prepare.rules import ANY_LENGTH, Lengths
 from phalanx.data.prepare.same import create_same
 from phalanx.data.prepare.sources import Source
 from phalanx.data.prepare.tokenizer import TextTokenizer, load_tokenizer
-from phalanx.objects import ObjectStore, open_store
+from phalanx.objects import ObjectMissing, ObjectStore, open_store
 
 TOKENIZER_KEY = "tokenizer.json"
 PART_BYTES, PART_RECORDS = 8 << 20, 1 << 16  # of one chunk, which is in memory as a whole: large pieces give several
 BATCH_DOCUMENTS = 1024
 BATCH_BYTES = 1 << 18  # in memory as strings a token while they are encoded: a hundred bytes a token and more
+
+
+def piece_name(piece: Piece, tokenizer_digest: str) -> str:
+    """What the chunks of a piece are called: it follows from names, sizes and ranges of its files and the tokenizer, so
+    they are found again where another file of the input was replaced.
+    """
+    about = json.dumps([PART_BYTES, PART_RECORDS, tokenizer_digest, piece.to_json()])
+    return hashlib.sha256(about.encode()).hexdigest()[:32]
+
+
+def piece_names(pieces: Iterable[tuple[int, Piece]], tokenizer_digest: str) -> dict[str, int]:
+    """Numbers of pieces by what their chunks are called."""
+    return {piece_name(piece, tokenizer_digest): number for number, piece in pieces}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +94,13 @@ class WorkOrder:
         )
 
     def maker(self, out: ObjectStore | None = None) -> ChunkMaker:
-        """Opens the store (unless `out` is given) and loads the tokenizer."""
+        """Opens the store (unless `out` is given) and loads the tokenizer. Raises PhalanxError where there is none."""
         store = open_store(self.out_url) if out is None else out
-        where = f"{store.url}/{TOKENIZER_KEY}"
-        return ChunkMaker(self, store, load_tokenizer(store.read(TOKENIZER_KEY), self.eos_token, where))
+        try:
+            data = store.read(TOKENIZER_KEY)
+        except ObjectMissing as error:
+            raise missing_tokenizer(store) from error
+        return ChunkMaker(self, store, load_tokenizer(data, self.eos_token, f"{store.url}/{TOKENIZER_KEY}"))
 
 
 class ChunkMaker:
@@ -93,8 +113,15 @@ class ChunkMaker:
         """Creates the chunks of a piece that are missing; what the piece gave.
 
         Records behind the first that passes the cap are left out: wherever the piece begins, they lie beyond it.
-        Raises what reading the input and writing to the store raise.
+        Raises what reading the input and writing to the store raise; that the input was refused is noted in the store.
         """
+        try:
+            return self._make(task, tell)
+        except PhalanxError as error:
+            note_refused(self._out, task.piece, error)
+            raise
+
+    def _make(self, task: Task, tell: Callable[[Figures], None] | None) -> Figures:
         reading, done, cap = self._order.source.read(task.piece), Figures(), self._order.max_bytes
         path, part = task.piece.part_of or "", 0
         made = self._part(task, path, part)
@@ -115,7 +142,8 @@ class ChunkMaker:
 
     def _close(self, made: _Part, task: Task, part: int, num_lines: int, *, is_last: bool) -> Figures:
         if not made.is_there:
-            create_same(self._out, chunk_key(task.number, part, is_last=is_last), made.finish(num_lines))
+            name = piece_name(task.piece, self._tokenizer.facts.digest)
+            create_same(self._out, chunk_key(name, part, is_last=is_last), made.finish(num_lines))
         return made.figures
 
 

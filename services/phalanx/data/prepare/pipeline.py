@@ -5,7 +5,8 @@
 3. Assemble: the chunks in order become `train/...` and `held_out/...`, manifests last; then the chunks are deleted.
 
 All objects are create-only and their bytes follow from input and settings, so a run that was killed is simply started
-again, and the dataset does not depend on engine, workers or parts.
+again, and the dataset does not depend on engine, workers or parts. Where the input was refused and is mended, what was
+made of it is deleted first (`refused`).
 """
 
 from __future__ import annotations
@@ -14,25 +15,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from phalanx.core.digest import sha256
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.data.prepare.assemble import Cuts, assemble, delete_chunks
 from phalanx.data.prepare.board import Board
 from phalanx.data.prepare.chunk import FoundChunks, find_chunks, read_arrays
-from phalanx.data.prepare.claim import check_claim, claim, missing_tokenizer, read_claim, recipe_of
+from phalanx.data.prepare.claim import INPUT_KEY, check_claim, claim, missing_tokenizer, read_claim, recipe_of
 from phalanx.data.prepare.engines import Engine, Local
 from phalanx.data.prepare.inputs import Piece
 from phalanx.data.prepare.inputs.apart import require_apart
-from phalanx.data.prepare.making import TOKENIZER_KEY, Task, WorkOrder
+from phalanx.data.prepare.making import TOKENIZER_KEY, Task, WorkOrder, piece_names
 from phalanx.data.prepare.parts import Part, missing_pieces
 from phalanx.data.prepare.progress import OnProgress, Phase, Progress
 from phalanx.data.prepare.reading import OrderedReading, check_any_text
-from phalanx.data.prepare.report import PartReport, PrepareReport, finished_report
+from phalanx.data.prepare.refused import Refused, note_refused, refused_pieces, touched_by
+from phalanx.data.prepare.report import HELD_OUT, TRAIN, PartReport, PrepareReport, finished_report
 from phalanx.data.prepare.same import create_same
 from phalanx.data.prepare.settings import PrepareSettings
 from phalanx.data.prepare.sources import Source
 from phalanx.data.prepare.tokenizer import load_tokenizer, read_tokenizer_file, training_sample
 from phalanx.data.prepare.training import train_apart
 from phalanx.objects import ObjectMissing, ObjectStore
+
+_WHOLE = Part(1, 1)
 
 
 def prepare(
@@ -54,7 +59,7 @@ def prepare(
     begun = _begin(source, out, settings, tell)
     if begun.finished is not None:
         return begun.finished
-    _make(begun, out, find_chunks(out), range(len(begun.pieces)), tell, engine)
+    _make(begun, out, begun.find_chunks(out), range(len(begun.pieces)), tell, engine)
     return _assemble(out, begun.recipe, begun.pieces, tell)
 
 
@@ -68,11 +73,11 @@ def prepare_part(
 ) -> PartReport:
     """Makes the chunks of one part's pieces; `merge` assembles them once all parts are done. See `prepare`."""
     tell = on_progress or _quiet
-    begun = _begin(source, out, settings, tell)
+    begun = _begin(source, out, settings, tell, part)
     numbers = part.numbers(len(begun.pieces))
     if begun.finished is not None:
         return PartReport(out.url, part.number, part.count, len(begun.pieces), len(numbers), 0, 0, 0, 0, True)
-    board = _make(begun, out, find_chunks(out), numbers, tell, engine)
+    board = _make(begun, out, begun.find_chunks(out), numbers, tell, engine)
     made = board.figures
     return PartReport(
         out.url,
@@ -104,10 +109,17 @@ class _Begun:
     order: WorkOrder
     pieces: Sequence[Piece]
     recipe: dict[str, Any]
+    tokenizer_digest: str = ""
     finished: PrepareReport | None = None
 
+    def find_chunks(self, out: ObjectStore) -> FoundChunks:
+        """The chunks of these pieces that are there."""
+        return find_chunks(out, piece_names(enumerate(self.pieces), self.tokenizer_digest))
 
-def _begin(source: Source, out: ObjectStore, settings: PrepareSettings, tell: OnProgress) -> _Begun:
+
+def _begin(
+    source: Source, out: ObjectStore, settings: PrepareSettings, tell: OnProgress, part: Part = _WHOLE
+) -> _Begun:
     """Checks all that can be checked, then claims `out` and stores the tokenizer."""
     settings.check()
     require_apart(out, source.searched)
@@ -118,27 +130,56 @@ def _begin(source: Source, out: ObjectStore, settings: PrepareSettings, tell: On
     pieces = source.pieces()
     recipe = recipe_of(settings, source.fields, given)
     order = WorkOrder(out.url, source.without_listing(), settings.eos_token, settings.max_bytes, settings.lengths)
-    check_claim(out, recipe, pieces)
     finished = finished_report(out)
+    refused = refused_pieces(out) if finished is None else []
+    is_same = check_claim(out, recipe, pieces, may_change=bool(refused))
     if finished is not None:
         delete_chunks(out)
-        return _Begun(order, pieces, recipe, finished)
+        return _Begun(order, pieces, recipe, finished=finished)
     check_any_text(source, pieces, settings)
+    own = {pieces[number] for number in part.numbers(len(pieces))} if refused else set()
+    if not is_same or any(each.piece in own for each in refused):
+        _forget(out, refused, pieces, is_same=is_same, is_trained=given is None)
     claim(out, recipe, pieces)
-    if given is not None:
-        create_same(out, TOKENIZER_KEY, given)
-    else:
-        _train_tokenizer(source, pieces, out, settings, tell)
-    return _Begun(order, pieces, recipe)
+    if given is None:
+        given = _trained_tokenizer(source, pieces, out, settings, tell)
+    create_same(out, TOKENIZER_KEY, given)
+    return _Begun(order, pieces, recipe, sha256(given))
 
 
-def _train_tokenizer(
-    source: Source, pieces: Sequence[Piece], out: ObjectStore, settings: PrepareSettings, tell: OnProgress
+def _forget(
+    out: ObjectStore, refused: Sequence[Refused], pieces: Sequence[Piece], *, is_same: bool, is_trained: bool
 ) -> None:
-    """Trains the tokenizer on the first documents of the training split, unless somebody did already."""
+    """Deletes what was made of files that were refused: they may be mended by now, at the same size even.
+
+    A killed start is done again: the notes go last. Raises PhalanxError where shards of another input are there.
+    """
+    if not is_same and any(next(iter(out.list(f"{split}/")), None) for split in (TRAIN, HELD_OUT)):
+        raise PhalanxError(
+            out.url,
+            expected="an empty folder or one begun with the same input",
+            remedy="the input has changed since shards were written there: name another --out folder",
+        )
     try:
-        out.info(TOKENIZER_KEY)
-        return
+        digest = sha256(out.read(TOKENIZER_KEY))
+    except ObjectMissing:
+        digest = ""
+    for key in find_chunks(out, piece_names(enumerate(touched_by(refused, pieces)), digest)).keys:
+        out.delete(key)
+    if is_trained:
+        out.delete(TOKENIZER_KEY)
+    if not is_same:
+        out.delete(INPUT_KEY)
+    for each in refused:
+        out.delete(each.key)
+
+
+def _trained_tokenizer(
+    source: Source, pieces: Sequence[Piece], out: ObjectStore, settings: PrepareSettings, tell: OnProgress
+) -> bytes:
+    """The tokenizer that was trained on the first documents of the training split, by somebody before or here."""
+    try:
+        return out.read(TOKENIZER_KEY)
     except ObjectMissing:
         pass
     reading = OrderedReading(source, pieces, settings)
@@ -149,7 +190,12 @@ def _train_tokenizer(
         return text
 
     sample = training_sample(map(show, reading.training_texts()))
-    create_same(out, TOKENIZER_KEY, train_apart(sample, settings.vocab_size, settings.eos_token))
+    try:
+        return train_apart(sample, settings.vocab_size, settings.eos_token)
+    except PhalanxError as error:
+        if reading.piece is not None:
+            note_refused(out, reading.piece, error)
+        raise
 
 
 def _make(
@@ -199,7 +245,11 @@ def _assemble(out: ObjectStore, recipe: dict[str, Any], pieces: Sequence[Piece],
 def _assemble_chunks(
     out: ObjectStore, recipe: dict[str, Any], pieces: Sequence[Piece], tell: OnProgress
 ) -> PrepareReport:
-    found, cap = find_chunks(out), recipe["max_bytes"]
+    try:
+        data = out.read(TOKENIZER_KEY)
+    except ObjectMissing as error:
+        raise missing_tokenizer(out) from error
+    found, cap = find_chunks(out, piece_names(enumerate(pieces), sha256(data))), recipe["max_bytes"]
     board = Board(pieces, cap, _raw_bytes(out, found, cap is not None), _quiet)
     needed = [number for number in range(len(pieces)) if board.is_needed(number)]
     missing = [number for number in needed if number not in found.finished]
@@ -210,10 +260,6 @@ def _assemble_chunks(
     def show(done: int, total: int) -> None:
         tell(Progress(Phase.SHARDS, 0, num_bytes * done // total, 0, num_bytes))
 
-    try:
-        data = out.read(TOKENIZER_KEY)
-    except ObjectMissing as error:
-        raise missing_tokenizer(out) from error
     tokenizer = load_tokenizer(data, recipe["eos_token"], f"{out.url}/{TOKENIZER_KEY}")
     cuts = Cuts(recipe["shard_tokens"], recipe["held_out_fraction"], cap)
     return assemble(out, [found.finished[number] for number in needed], cuts, tokenizer.facts, recipe, show)

@@ -20,7 +20,7 @@ _MORE_TEXT = "lower --held-out-fraction or give more documents"
 
 
 class OrderedReading:
-    """One pass. figures: what was read so far; counts: by rule."""
+    """One pass. figures: what was read so far; counts: by rule; piece: the one at hand."""
 
     def __init__(self, source: Source, pieces: Sequence[Piece], settings: PrepareSettings) -> None:
         self._source, self._pieces, self._settings = source, pieces, settings
@@ -28,6 +28,7 @@ class OrderedReading:
         self.counts: Counter[str] = Counter()
         self.figures = Figures()
         self.any_kept = False
+        self.piece: Piece | None = None
 
     def training_texts(self) -> Iterator[bytes]:
         """Texts of the documents of the training split, in order."""
@@ -44,6 +45,7 @@ class OrderedReading:
     def _texts(self) -> Iterator[bytes]:
         cap = self._settings.max_bytes
         for piece in self._pieces:
+            self.piece = piece
             for raw in self._source.read(piece):
                 if cap is not None and self.figures.num_bytes + raw.num_bytes > cap:
                     return

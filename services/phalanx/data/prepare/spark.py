@@ -18,10 +18,11 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from phalanx.core.digest import sha256
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.data.prepare.board import Board
 from phalanx.data.prepare.chunk import find_chunks
-from phalanx.data.prepare.making import Task, WorkOrder
+from phalanx.data.prepare.making import TOKENIZER_KEY, Task, WorkOrder, piece_names
 from phalanx.data.prepare.progress import Figures
 from phalanx.objects import ObjectStore
 
@@ -56,7 +57,8 @@ class Spark:
                     return
                 if not left:
                     raise OutsideError(f"the Spark job failed twice: {_first_line(cause)}") from cause
-                found = find_chunks(out)
+                digest = sha256(out.read(TOKENIZER_KEY))
+                found = find_chunks(out, piece_names(((task.number, task.piece) for task in tasks), digest))
                 left_over = [task for task in tasks if task.number not in found.finished]
                 tasks = [Task(task.number, task.piece, found.parts.get(task.number, ())) for task in left_over]
 
