@@ -1,13 +1,14 @@
 """The whole `data prepare` beside bare `tokenizers.encode_batch` on the same cores and documents, and its peak memory.
 
 python benchmarks/data/prepare.py speed  [--mb 32] [--rounds 3] [--workers 2]
-python benchmarks/data/prepare.py memory [--mb 50 200] [--workers 2] [--words]
+python benchmarks/data/prepare.py memory [--mb 50 200] [--workers 2] [--words] [--longest 200000]
 
 The documents are Python sources found on this machine, held as JSON lines; the tokenizer (vocabulary 32,768) is trained
 before on their first 8 MB and given to both sides. speed: rounds A B A B; `bare` has the texts in memory as strings and
 keeps nothing, in batches of 1,024 documents; `prepare` reads, cleans, digests, tokenises, writes and fsyncs shards,
 manifests and all. Processor seconds count the workers'. memory: peak of the summed proportional set sizes (PSS) of the
-process (`phalanx data prepare`) and its workers.
+process (`phalanx data prepare`) and its workers; --longest leaves longer sources out, so that inputs of all sizes have
+documents of the same lengths.
 """
 
 from __future__ import annotations
@@ -52,17 +53,19 @@ def sources() -> Iterator[str]:
                 yield text
 
 
-def write_corpus(file: Path, num_bytes: int) -> list[str]:
-    """Writes JSON lines with so much text; the texts."""
+def write_corpus(file: Path, num_bytes: int, longest: int | None = None) -> list[str]:
+    """Writes JSON lines with so much text, without texts of more than `longest` characters; the texts."""
     texts, total = [], 0
     with file.open("w") as lines:
         for text in sources():
+            if longest is not None and len(text) > longest:
+                continue
             texts.append(text)
             lines.write(json.dumps({"text": text}) + "\n")
             total += len(text.encode())
             if total >= num_bytes:
-                break
-    return texts
+                return texts
+    raise SystemExit(f"this machine has {total / 1e6:.0f} MB of Python sources: ask for less")
 
 
 def tokenizer_in(folder: Path) -> Path:
@@ -173,14 +176,14 @@ def _tree(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def memory(folder: Path, sizes: list[int], workers: int, words: bool) -> None:
+def memory(folder: Path, sizes: list[int], workers: int, words: bool, longest: int | None) -> None:
     """Prints the peak of each size."""
     given = word_tokenizer_in(folder) if words else tokenizer_in(folder)
     print(f"{workers} workers, load {os.getloadavg()[0]:.1f}")
     print("| input | peak PSS of all processes | seconds |")
     print("|---|---|---|")
     for num_bytes in sizes:
-        write_corpus(folder / "corpus.jsonl", num_bytes)
+        write_corpus(folder / "corpus.jsonl", num_bytes, longest)
         start_s = time.perf_counter()
         command = [sys.executable, "-m", "phalanx.cli", "data", "prepare", str(folder / "corpus.jsonl")]
         options = ["--out", f"file://{folder}/out{num_bytes}", "--tokenizer", str(given), "--workers", str(workers)]
@@ -199,13 +202,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--words", action="store_true", help="memory with a tokenizer of whole words")
+    parser.add_argument("--longest", type=int, help="memory: characters of the longest document")
     given = parser.parse_args()
     folder = Path(tempfile.mkdtemp())
     try:
         if given.what == "speed":
             speed(folder, (given.mb or [32])[0] * 10**6, given.rounds, given.workers)
         else:
-            memory(folder, [mb * 10**6 for mb in given.mb or [50, 200]], given.workers, given.words)
+            memory(folder, [mb * 10**6 for mb in given.mb or [50, 200]], given.workers, given.words, given.longest)
     finally:
         shutil.rmtree(folder)
 
