@@ -8,7 +8,7 @@ that an id is not there.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from phalanx.core.digest import xxh3
@@ -37,9 +37,11 @@ def read_ids(store: ObjectStore, split: Split, shard: int) -> list[str]:
     return _decoded(store, split, shard, _read(store, split, shard))
 
 
-def find_id(store: ObjectStore, split: Split, document_id: str) -> Iterator[tuple[int, int]]:
+def find_id(
+    store: ObjectStore, split: Split, document_id: str, told: Callable[[int], None] = lambda shards: None
+) -> Iterator[tuple[int, int]]:
     """(shard, number in the shard) of every document with this id, in the split's order. Reads the ids of all shards,
-    several at a time, and parses those that hold the id. Raises as `read_ids`.
+    several at a time, and parses those that hold the id. told: hears how many shards are done. Raises as `read_ids`.
     """
     needle = json.dumps(document_id, ensure_ascii=False).encode(errors="surrogatepass")
 
@@ -52,11 +54,9 @@ def find_id(store: ObjectStore, split: Split, document_id: str) -> Iterator[tupl
     with ThreadPoolExecutor(READERS, thread_name_prefix="ids") as pool:
         for first in range(0, split.num_shards, _AHEAD):
             shards = range(first, min(first + _AHEAD, split.num_shards))
-            yield from _flat(zip(shards, pool.map(look, shards), strict=True))
-
-
-def _flat(found: Iterable[tuple[int, list[int]]]) -> Iterator[tuple[int, int]]:
-    return ((shard, number) for shard, numbers in found for number in numbers)
+            for shard, numbers in zip(shards, pool.map(look, shards), strict=True):
+                told(shard + 1)
+                yield from ((shard, number) for number in numbers)
 
 
 def _read(store: ObjectStore, split: Split, shard: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from phalanx.data.left_out import left_out_by
-from phalanx.data.tracing import Steps, TracedSource, Tracer
+from phalanx.data.tracing import OnTraced, Steps, TracedSource, Tracer
 from phalanx.lineage import JobRecord, Lineage
 from phalanx.lineage.job import require_same_identity
 from phalanx.spec import Job
@@ -24,9 +24,9 @@ class Trained:
     redone: tuple[int, ...]
 
 
-def tracer_of(job: Job, *, shows: bool = False) -> Tracer:
-    """The tracer of a job, started or not. shows: see `Tracer`. Raises PhalanxError where its data is not there, or the
-    job that was started is another one.
+def tracer_of(job: Job, *, shows: bool = False, told: OnTraced | None = None) -> Tracer:
+    """The tracer of a job, started or not. shows, told: see `Tracer`. Raises PhalanxError where its data is not there,
+    or the job that was started is another one.
     """
     lineage = Lineage(job_store(job))
     record = lineage.read_job()
@@ -36,7 +36,8 @@ def tracer_of(job: Job, *, shows: bool = False) -> Tracer:
         for each in reading.sources
     ]
     view = reading.view_of(left_out_by(lineage).plan)
-    return Tracer(sources, Steps(job.training.global_batch_size, reading.origin), view, shows=shows)
+    steps = Steps(job.training.global_batch_size, reading.origin, job.training.steps)
+    return Tracer(sources, steps, view, shows=shows, told=told)
 
 
 def reading_of(job: Job, record: JobRecord | None) -> JobReading:

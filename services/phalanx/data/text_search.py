@@ -46,8 +46,11 @@ class TextMatch:
 Search: TypeAlias = Callable[[list[Tokens], NDArray[np.int64]], Iterator[tuple[int, int | None, int]]]
 
 
-def find_text(store: ObjectStore, split: Split, tokenizer: TokenText, text: str) -> Iterator[TextMatch]:
-    """Every document that says `text`, in the order of the shards; whoever has enough stops asking.
+def find_text(
+    store: ObjectStore, split: Split, tokenizer: TokenText, text: str, told: Callable[[int], None] = lambda shards: None
+) -> Iterator[TextMatch]:
+    """Every document that says `text`, in the order of the shards; whoever has enough stops asking. told: hears how
+    many shards are searched.
 
     Raises PhalanxError for a text that nothing can say, OutsideError (DamagedShard) where tokens can't be read.
     """
@@ -66,7 +69,8 @@ def find_text(store: ObjectStore, split: Split, tokenizer: TokenText, text: str)
 
     pool = ThreadPoolExecutor(THREADS, thread_name_prefix="find-text")
     try:
-        yield from _in_order(pool, look, _places(split, pieces))
+        yield from _in_order(pool, look, _places(split, pieces), told)
+        told(split.num_shards)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
@@ -93,16 +97,26 @@ def _places(split: Split, pieces: SplitPieces) -> Iterator[tuple[int, int]]:
 
 
 def _in_order(
-    pool: ThreadPoolExecutor, look: Callable[[int, int], list[TextMatch]], places: Iterator[tuple[int, int]]
+    pool: ThreadPoolExecutor,
+    look: Callable[[int, int], list[TextMatch]],
+    places: Iterator[tuple[int, int]],
+    told: Callable[[int], None],
 ) -> Iterator[TextMatch]:
     """The matches of each place in order, a few places ahead of who asks."""
-    started = deque[Future[list[TextMatch]]]()
+    started = deque[tuple[int, Future[list[TextMatch]]]]()
+
+    def first() -> list[TextMatch]:
+        shard, future = started.popleft()
+        found = future.result()
+        told(shard)
+        return found
+
     for place in places:
-        started.append(pool.submit(look, *place))
+        started.append((place[0], pool.submit(look, *place)))
         if len(started) > 2 * THREADS:
-            yield from started.popleft().result()
-    for future in started:
-        yield from future.result()
+            yield from first()
+    while started:
+        yield from first()
 
 
 def _spelt(split: Split, tokenizer: TokenText, needle: bytes, pieces: SplitPieces) -> Search:

@@ -7,10 +7,11 @@ them. Steps are those of the live lineage; what a fork's origin read before it b
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,12 @@ from phalanx.stream.token_text import TokenText, find_tokenizer
 from phalanx.stream.view import View
 
 SHOWN_CHARACTERS = 120
+MOST_TOKENS: Final = 1 << 60  # of a step and all before it: positions, and sums of them, stay far within 64 bits
+MOST_EPOCHS: Final = 10_000
 _TOKENS_BEFORE = 8
+
+# How far a question is: what is counted, how many are done, of how many.
+OnTraced: TypeAlias = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,20 +50,35 @@ class TracedSource:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Which windows a job's steps read: batch after batch from its beginning, a fork's from where its origin stood."""
+    """Which windows a job's steps read: batch after batch from its beginning, a fork's from where its origin stood.
+    last: the step that it ends at, None where it goes on for ever.
+    """
 
     global_batch_size: int
     origin: ForkPoint | None = None
+    last: int | None = None
 
-    def windows(self, step: int) -> range:
-        """The windows of a step; raises PhalanxError for one that is not the job's."""
+    def windows(self, step: int, seq_len: int = 1) -> range:
+        """The windows of a step, of seq_len tokens each; raises PhalanxError for one that is not the job's, and one
+        with more than MOST_TOKENS up to its end.
+        """
         first = 0 if self.origin is None else self.origin.step
         if step <= first:
             other = "" if self.origin is None else f": the steps up to {first} are those of job {self.origin.uid}"
             raise PhalanxError(
                 "--step", value=step, expected=f"{first + 1} or more", remedy=f"steps are counted from 1{other}"
             )
-        return range(*(position_after(done, self.global_batch_size, self.origin) for done in (step - 1, step)))
+        windows = range(*(position_after(done, self.global_batch_size, self.origin) for done in (step - 1, step)))
+        if windows.stop * seq_len > MOST_TOKENS:
+            most = first + (MOST_TOKENS // seq_len - self.first_window) // self.global_batch_size
+            ends = "" if self.last is None else f"the job ends at step {self.last:,}; "
+            raise PhalanxError(
+                "--step",
+                value=step,
+                expected=f"{most:,} or less, which is {MOST_TOKENS:,} tokens",
+                remedy=f"{ends}name a step that it trains",
+            )
+        return windows
 
     def step_of(self, window: int) -> int:
         """The step that reads a window of the job's own."""
@@ -131,14 +152,21 @@ class _Place:
 
 class Tracer:
     """Answers for the sources of a job. view: which window of which source lies where, and what is taken out. shows:
-    whether what is found is decoded too. Raises OutsideError where ids, or tokens that are needed, are damaged or
-    missing.
+    whether what is found is decoded too. told: hears how far a question is. Raises OutsideError where ids, or tokens
+    that are needed, are damaged or missing.
     """
 
     def __init__(
-        self, sources: Sequence[TracedSource], steps: Steps, view: View | None = None, *, shows: bool = False
+        self,
+        sources: Sequence[TracedSource],
+        steps: Steps,
+        view: View | None = None,
+        *,
+        shows: bool = False,
+        told: OnTraced | None = None,
     ) -> None:
         self._sources, self._steps, self._view = tuple(sources), steps, view or View()
+        self._told = told or (lambda what, done, total: None)
         self._documents = [_documents_of(each) for each in sources] if shows else None
         self._ids = lru_cache(maxsize=16)(self._read_ids)
 
@@ -147,9 +175,14 @@ class Tracer:
         """Whether the job has several sources."""
         return len(self._sources) > 1
 
+    @property
+    def last_step(self) -> int | None:
+        """The step that the job ends at, None where it goes on for ever."""
+        return self._steps.last
+
     def step(self, step: int) -> Iterator[TracedSegment]:
         """Every segment of global batch `step`, window by window; raises PhalanxError for a step that never comes."""
-        windows = self._steps.windows(step)
+        windows = self._steps.windows(step, max(source.order.seq_len for source in self._sources))
         if self._view.end is not None and windows.stop > self._view.end:
             raise PhalanxError(
                 "--step", value=step, expected="a step of the job", remedy="the sources have run out before it"
@@ -161,11 +194,14 @@ class Tracer:
             yield from self._window(*row)
 
     def document(self, document_id: str, num_epochs: int) -> Iterator[TracedVisit]:
-        """When the documents of this id are seen in the first epochs; raises PhalanxError where no source has one."""
+        """When the documents of this id are seen in the first epochs; raises PhalanxError where no source has one, and
+        for more than MOST_EPOCHS.
+        """
+        _require_epochs(num_epochs)
         places = [
             _Place(number, *place)
             for number, source in enumerate(self._sources)
-            for place in find_id(source.store, source.split, document_id)
+            for place in find_id(source.store, source.split, document_id, self._told_shards(source))
         ]
         if not places:
             raise PhalanxError(
@@ -178,8 +214,10 @@ class Tracer:
 
     def text(self, text: str, num_epochs: int, limit: int) -> TracedText:
         """When the first `limit` documents that say `text` are seen; raises PhalanxError where none does, or where the
-        tokenizer is not there.
+        tokenizer is not there, and for more than MOST_EPOCHS.
         """
+        _require_epochs(num_epochs)
+        limit = min(limit, sum(source.split.num_documents for source in self._sources))
         found = list(islice(self._saying(text), limit + 1))
         if not found:
             raise PhalanxError(
@@ -212,8 +250,13 @@ class Tracer:
 
     def _saying(self, text: str) -> Iterator[tuple[_Place, int]]:
         for number, source in enumerate(self._sources):
-            for match in find_text(source.store, source.split, tokenizer_of(source), text):
+            told = self._told_shards(source)
+            for match in find_text(source.store, source.split, tokenizer_of(source), text, told):
                 yield _Place(number, match.shard, match.document, match.token or 0), match.count
+
+    def _told_shards(self, source: TracedSource) -> Callable[[int], None]:
+        what, total = f"shards of {source.name}" if self.is_mixture else "shards", source.split.num_shards
+        return lambda done: self._told(what, done, total)
 
     def _visits(self, places: Sequence[_Place], num_epochs: int) -> Iterator[TracedVisit]:
         """Epoch by epoch; within one, documents of one block are looked up together, and told in the order given."""
@@ -221,6 +264,7 @@ class Tracer:
             blocks = [self._sources[each.source].order.span_of_block(epoch, each.shard) for each in places]
             by_block = sorted(range(len(places)), key=lambda row: (places[row].source, blocks[row]))
             visits = {row: self._visit(places[row], epoch) for row in by_block}
+            self._told("passes", epoch + 1, num_epochs)
             yield from (visits[row] for row in range(len(places)))
 
     def _visit(self, place: _Place, epoch: int) -> TracedVisit:
@@ -259,6 +303,16 @@ class Tracer:
 
     def _read_ids(self, source: int, shard: int) -> list[str]:
         return read_ids(self._sources[source].store, self._sources[source].split, shard)
+
+
+def _require_epochs(num_epochs: int) -> None:
+    if num_epochs > MOST_EPOCHS:
+        raise PhalanxError(
+            "--epochs",
+            value=num_epochs,
+            expected=f"{MOST_EPOCHS:,} passes or fewer",
+            remedy="2 is enough to see that each pass has its own order; --step tells what any later step reads",
+        )
 
 
 def tokenizer_of(source: TracedSource) -> TokenText:

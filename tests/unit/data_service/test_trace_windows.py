@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from split_kit import texts_of, tokenizer_bytes, write_dataset
 
 from phalanx.core.errors import PhalanxError
-from phalanx.data.tracing import Steps, TracedSource, Tracer
+from phalanx.data.tracing import MOST_EPOCHS, MOST_TOKENS, Steps, TracedSource, Tracer
 from phalanx.lineage import ForkPoint
 from phalanx.objects import open_store
 from phalanx.stream import Order, ShardIndices, open_split
@@ -139,6 +139,45 @@ def test_trace_step_behind_the_end_of_the_data_is_refused(sources):
     mixture = Mixture([change], limits=[Limit(6, stops=True), Limit()])
     with pytest.raises(PhalanxError, match="the sources have run out before it"):
         next(tracer(sources, View(mixture)).step(9))
+
+
+@pytest.mark.parametrize("mixture", [None, mixed()], ids=["one", "two"])
+def test_trace_goes_as_far_as_its_bound_and_no_further(sources, mixture):
+    most = MOST_TOKENS // SEQ_LEN // BATCH
+    traced = tracer(sources, View(mixture), Steps(BATCH, last=9))
+    found = list(traced.step(most))
+    assert {segment.window for segment in found} == set(range((most - 1) * BATCH, most * BATCH))
+    assert sum(segment.length for segment in found) == BATCH * SEQ_LEN
+    for step in (most + 1, 9 * 10**18, 10**20):
+        with pytest.raises(PhalanxError, match=rf"--step is {step}: expected {most:,} or less.*ends at step 9;"):
+            next(traced.step(step))
+    for question in (traced.document, lambda text, epochs: traced.text(text, epochs, 1)):
+        with pytest.raises(PhalanxError, match=r"--epochs is 10001: expected 10,000 passes"):
+            question("code/1", MOST_EPOCHS + 1)
+
+
+def test_trace_fork_goes_as_far_as_its_bound_too():
+    origin = ForkPoint("default", "parent", 1, 10, 120)
+    steps = Steps(BATCH, origin)
+    most = 10 + (MOST_TOKENS // SEQ_LEN - 120) // BATCH
+    assert steps.windows(most, SEQ_LEN).stop * SEQ_LEN <= MOST_TOKENS
+    with pytest.raises(PhalanxError, match=f"expected {most:,} or less"):
+        steps.windows(most + 1, SEQ_LEN)
+
+
+def test_trace_tells_how_far_it_is(sources):
+    heard = []
+    traced = tracer(sources, told=lambda *row: heard.append(row))
+    list(traced.document("code/1", 3))
+    shards = sources[0].split.num_shards
+    assert heard == [("shards", k + 1, shards) for k in range(shards)] + [("passes", k + 1, 3) for k in range(3)]
+    heard.clear()
+    shown = tracer(sources, View(mixed()), shows=True, told=lambda *row: heard.append(row))
+    shown.text("no", 1, limit=10**30)
+    assert heard[-1] == ("passes", 1, 1)
+    for source in sources:
+        number = source.split.num_shards
+        assert [row for row in heard if row[0] == f"shards of {source.name}"][-1][1:] == (number, number)
 
 
 def test_trace_text_gives_visits_counts_and_what_they_say(sources):

@@ -39,7 +39,7 @@ def trace(
         str | None, typer.Option("--text", help="Show the documents that say this, and the steps that see them.")
     ] = None,
     epochs: Annotated[
-        int, typer.Option("--epochs", min=1, help="Passes over the data to follow a document through.")
+        int, typer.Option("--epochs", min=1, help="Passes over the data to follow a document through (10,000 at most).")
     ] = 2,
     limit: Annotated[int, typer.Option("--limit", min=1, help="With --text: most documents to show.")] = 20,
     show: Annotated[bool, typer.Option("--show", help="Decode what is found, too.")] = False,
@@ -50,6 +50,9 @@ def trace(
     """Say which documents a step trains on, or which steps train on a document or a text. Only --text and --show read
     tokens.
     """
+    from rich.console import Console
+
+    from phalanx.cli.counting import Counting
     from phalanx.cli.named import job_of
     from phalanx.data.job_tracing import tracer_of
 
@@ -61,14 +64,16 @@ def trace(
             remedy="give one of them",
         )
     found = job_of(where, overrides or (), context)
-    tracer = tracer_of(found, shows=show)
-    if step is not None:
-        subject, rows = _step(tracer, found, step)
-    elif document is not None:
-        rows = [asdict(visit) for visit in tracer.document(document, epochs)]
-        subject = {"document": document, "visits": rows}
-    else:
-        subject, rows = _text(tracer, str(text), epochs, limit)
+    with Counting(Console(stderr=True)) as counting:
+        tracer = tracer_of(found, shows=show, told=counting.observe)
+        if step is not None:
+            subject, rows = _step(tracer, found, step)
+        elif document is not None:
+            rows = [asdict(visit) for visit in tracer.document(document, epochs)]
+            subject = {"document": document, "visits": rows}
+        else:
+            subject, rows = _text(tracer, str(text), epochs, limit)
+    subject = {**subject, "last_step": tracer.last_step}
     if as_json:
         print_json(subject)
     else:
@@ -110,6 +115,16 @@ def _print(subject: dict[str, Any], rows: list[dict[str, Any]], shown: dict[str,
     if "is_all" in subject:
         more = "all that say it" if subject["is_all"] else "the first that say it; --limit shows more"
         typer.echo(f"{subject['documents']} documents, {more}")
+    last = subject["last_step"]
+    if last is not None and max(_steps(subject), default=0) > last:
+        typer.echo(f"the job ends at step {last:,}: the steps behind it are those that it would train if it went on")
+
+
+def _steps(subject: dict[str, Any]) -> list[int]:
+    """The steps that an answer names."""
+    if "step" in subject:
+        return [subject["step"]]
+    return [step for visit in subject["visits"] for step in visit["steps"]]
 
 
 def _plain(value: object) -> object:
