@@ -107,7 +107,7 @@ def _weights(data: Data) -> Iterator[Finding]:
         yield Finding(
             (f"data.sources.{name}.weight", "data.sources"),
             data.sources[name].weight,
-            "a weight above 0 for one source at least",
+            "a weight above 0 for one source at least, all of them are 0",
             "say how much of each is read",
         )
 
@@ -126,7 +126,8 @@ def _stages(data: Data) -> Iterator[Finding]:
                 "name them all; 0 reads none of a source",
             )
         elif not any(what.weights.values()):
-            yield Finding((key,), 0, "a weight above 0 for one source at least", "say how much of each is read")
+            value = "all 0" if what.weights else "none"
+            yield Finding((key,), value, "a weight above 0 for one source at least", "say how much of each is read")
         if what.from_step in steps:
             yield Finding(
                 (f"data.mixture.{stage}.from_step", "data.mixture"),

@@ -78,10 +78,9 @@ def check_weights(job: Job, weights: Mapping[str, str]) -> None:
         parsed_weight(name, text)
     if set(weights) == set(sources) and not any(parsed_weight(name, text) for name, text in weights.items()):
         raise PhalanxError(
-            "weights",
-            value=0,
-            expected="a weight above 0 for one source at least",
-            remedy="say how much of each is read",
+            f"weights {', '.join(f'{name}={text}' for name, text in sorted(weights.items()))}",
+            expected="one above 0 at least: with all of them 0 there is nothing to read",
+            remedy="give one of the sources a number above 0",
         )
 
 

@@ -1,10 +1,13 @@
 """Looking at data from the command line: show, trace by text, verify; output, JSON, exit codes."""
 
+import io
 import json
 
 import pytest
+from rich.console import Console
 from split_kit import texts_of, tokenizer_bytes, write_dataset
 
+from phalanx.cli.counting import Counting
 from phalanx.objects import open_store
 
 TEXTS = texts_of(4, 60)
@@ -134,6 +137,42 @@ def test_trace_mistake_is_one_line_and_exit_two(phalanx, job, options, message):
     assert code == 2 and message in err and err.count("\n") == 1 and not out
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--step", 10**20], "phalanx: --step is 100000000000000000000: expected"),
+        (["--step", 9 * 10**18], "the job ends at step 10; name a step that it trains"),
+        (["--document", "a/v1.3_doc.json", "--epochs", 10**9], "expected 10,000 passes or fewer"),
+        (["--text", "no4x31 ", "--epochs", 10**20], "expected 10,000 passes or fewer"),
+    ],
+)
+def test_trace_too_far_is_one_line_and_exit_two(phalanx, job, options, message):
+    code, out, err = phalanx("data", "trace", job, *options)
+    assert code == 2 and message in err and err.count("\n") == 1 and not out
+
+
+def test_trace_text_with_a_limit_beyond_any_number_shows_all(phalanx, job):
+    code, out, _ = phalanx("data", "trace", job, "--text", "no4x31 ", "--limit", 10**20, "--json")
+    assert code == 0 and json.loads(out)["is_all"]
+
+
+@pytest.mark.parametrize("options", [["--step", 11], ["--document", "a/v1.3_doc.json", "--epochs", 9]])
+def test_trace_says_where_the_job_ends_if_it_tells_of_later_steps(phalanx, job, options):
+    code, out, _ = phalanx("data", "trace", job, *options)
+    assert code == 0 and out.splitlines()[-1].startswith("the job ends at step 10: the steps behind it are")
+    assert json.loads(phalanx("data", "trace", job, *options, "--json")[1])["last_step"] == 10
+    assert "the job ends" not in phalanx("data", "trace", job, "--step", 10)[1]
+
+
+def test_counting_says_a_line_every_five_seconds_where_there_is_no_terminal():
+    now, said = [0.0], io.StringIO()
+    with Counting(Console(file=said), clock=lambda: now[0]) as counting:
+        for done in range(1, 13):
+            now[0] += 1.0
+            counting.observe("passes", done, 2000)
+    assert said.getvalue() == "passes: 5 of 2,000\npasses: 10 of 2,000\n"
+
+
 @pytest.mark.parametrize("options", [["--document", "doc/4.txt"], ["--text", "no4x31 "], ["--step", 2]])
 def test_trace_names_the_source_in_a_job_of_several_alone(phalanx, job, url, tmp_path, tokenizer, options):
     other = write_dataset(tmp_path / "o", texts_of(5, 20), tokenizer)
@@ -232,3 +271,15 @@ def test_looking_at_data_on_s3_is_the_same(phalanx, s3_prefix, url, tmp_path):
     assert phalanx("data", "verify", s3_prefix)[0] == 0
     code, out, _ = phalanx("data", "show", f"{s3_prefix}/train", "--shard", 3, "--json")
     assert code == 0 and json.loads(out)["documents"][0]["text"] == TEXTS[30]
+
+
+@pytest.mark.parametrize("command", ["ls", "show", "verify"])
+@pytest.mark.parametrize(
+    ("path", "url_of"), [("{tmp}/d", "file://{tmp}/d"), ("./d", "file://./d"), ("d/train", "file://./d/train")]
+)
+def test_path_where_a_url_is_expected_is_told_with_its_url(phalanx, url, tmp_path, monkeypatch, command, path, url_of):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = phalanx("data", command, path.format(tmp=tmp_path))
+    told = url_of.format(tmp=tmp_path)
+    assert code == 2 and err.endswith(f"write {told}\n") and err.count("\n") == 1 and not out
+    assert phalanx("data", command, told)[0] == 0

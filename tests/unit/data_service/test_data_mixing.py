@@ -101,7 +101,7 @@ def bench(request: pytest.FixtureRequest) -> Bench:
         ({"code": "1e9999999"}, "a number of 0 or more"),
         ({"code": "1e-9999999"}, "a number of 0 or more"),
         ({"code": "9" * 100}, "a number of 0 or more"),
-        ({"code": "0", "web": "0.0"}, "a weight above 0"),
+        ({"code": "0", "web": "0.0"}, r"^weights code=0, web=0\.0: expected one above 0 at least"),
     ],
 )
 def test_weights_that_cannot_be_are_refused(weights: dict[str, str], told: str) -> None:

@@ -15,6 +15,7 @@ import typer
 
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
+from phalanx.cli.data.arguments import refuse_folder
 from phalanx.cli.errors import INTERRUPTED
 from phalanx.cli.output import print_json
 from phalanx.core.errors import PhalanxError
@@ -61,6 +62,7 @@ def verify(
     """
     from phalanx.cli.named import job_of
 
+    refuse_folder(target, "the URL of a dataset, a job file or the name of a submitted job")
     if "://" in target:
         _verify_dataset(target, state, as_json)
     elif state is not None:
