@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from phalanx.objects.base import StoreError
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 5.0
 SLOWEST_BYTES_PER_S = 8 * 2**20
 Result = TypeVar("Result")
+_LOG = logging.getLogger(__name__)
 
 
 class TransientError(Exception):
@@ -54,7 +56,7 @@ class Deadline:
 def retry(what: object, deadline: Deadline, operation: Callable[[int], Result]) -> Result:
     """The result of `operation(number of the try, from 0)`, tried again after TransientError until the deadline.
 
-    Pauses grow twofold with full jitter. Raises DeadlineError, which names `what` as it reads then, the number of tries
+    Pauses grow twofold with full jitter. The first failure is logged, level INFO. Raises DeadlineError, which names `what` as it reads then, the number of tries
     and the last cause, which is chained; other exceptions pass through at once.
     """
     number = 0
@@ -66,6 +68,9 @@ def retry(what: object, deadline: Deadline, operation: Callable[[int], Result]) 
             number += 1
             if deadline.remaining_s <= pause_s:
                 raise DeadlineError(f"{what}: still failing after {number} tries at the deadline: {error}") from error
+            if number == 1:
+                left_s = deadline.remaining_s
+                _LOG.info("%s: the first try failed, others follow for up to %.0f s: %s", what, left_s, error)
             time.sleep(pause_s)
 
 

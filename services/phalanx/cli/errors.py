@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import typer
 
@@ -17,7 +20,8 @@ INTERRUPTED = 130
 def run_reporting_errors(app: typer.Typer) -> int:
     """Runs the command line; returns the exit code. Unexpected exceptions are bugs and keep their traceback."""
     try:
-        result = app(standalone_mode=False)
+        with _first_retry_told():
+            result = app(standalone_mode=False)
         code = int(result) if isinstance(result, int) else 0
         if code == INTERRUPTED:  # typer makes this of KeyboardInterrupt
             sys.stderr.write("phalanx: interrupted\n")
@@ -36,6 +40,33 @@ def run_reporting_errors(app: typer.Typer) -> int:
     except OutsideError as error:
         sys.stderr.write(f"phalanx: {error}\n")
         return 2 if _is_not_up(error) else 1
+
+
+@contextmanager
+def _first_retry_told() -> Iterator[None]:
+    """The first request to storage that has to be tried again is told at once, so that nobody waits without knowing
+    for what; the others are not. The logger is named, as most commands need not import what it belongs to.
+    """
+    logger, handler = logging.getLogger("phalanx.objects.retry"), _Once()
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+
+
+class _Once(logging.Handler):
+    """Writes the first record on standard error, as the command's own lines are."""
+
+    is_used = False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if not self.is_used:  # called under the handler's lock
+            self.is_used = True
+            sys.stderr.write(f"phalanx: {record.getMessage()}\n")
 
 
 def _is_not_up(error: OutsideError) -> bool:
