@@ -56,8 +56,9 @@ class Deadline:
 def retry(what: object, deadline: Deadline, operation: Callable[[int], Result]) -> Result:
     """The result of `operation(number of the try, from 0)`, tried again after TransientError until the deadline.
 
-    Pauses grow twofold with full jitter. The first failure is logged, level INFO. Raises DeadlineError, which names `what` as it reads then, the number of tries
-    and the last cause, which is chained; other exceptions pass through at once.
+    Pauses grow twofold with full jitter. The first failure is logged, level INFO. Raises DeadlineError, which names
+    `what` as it reads then, the number of tries and the last cause, which is chained; other exceptions pass through at
+    once.
     """
     number = 0
     while True:
