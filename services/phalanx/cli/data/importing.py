@@ -54,7 +54,7 @@ VocabSize = Annotated[
     int | None, typer.Option("--vocab-size", help="Highest id + 1, or more.", show_default="the tokenizer's")
 ]
 EosId = Annotated[int | None, typer.Option("--eos-id", help="Id that ends a text.", show_default="that of --eos-token")]
-EosToken = Annotated[str, typer.Option("--eos-token", help="Token that ends a text.")]
+EosToken = Annotated[str | None, typer.Option("--eos-token", help="Token that ends a text.", show_default=EOS_TOKEN)]
 Column = Annotated[
     str | None,
     typer.Option("--column", help="Column of ids (MDS, arrow, parquet).", show_default="input_ids, tokens, ..."),
@@ -78,7 +78,7 @@ def import_tokens(
     tokenizer_digest: TokenizerDigest = None,
     vocab_size: VocabSize = None,
     eos_id: EosId = None,
-    eos_token: EosToken = EOS_TOKEN,
+    eos_token: EosToken = None,
     column: Column = None,
     id_column: IdColumn = None,
     dtype: Dtype = None,

@@ -66,7 +66,7 @@ class Files:
                 LOG.warning("%s: left out: %s", self.shown(path), kinds)
         else:
             found = [info.key for info in self._store.list(prefix)]
-        return [key for key in found if not any(part[0] in "._" for part in key.removeprefix(prefix).split("/"))]
+        return [key for key in found if not any(part[:1] in "._" for part in key.removeprefix(prefix).split("/"))]
 
     def open(self, path: str, num_bytes: int) -> InputObject:
         """A file as it was listed; reading one that changed since raises ChangedInput."""

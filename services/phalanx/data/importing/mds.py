@@ -129,12 +129,28 @@ def mds_pieces(files: Files, folder: str, stream: int, how: Understanding) -> li
     """The shards that `folder`/index.json names, in its order.
 
     Raises BadTokens for an index that is none, of another version, or without a column of ids, and for shards that are
-    missing or of another size.
+    missing or of another size; PhalanxError for a dtype that no shard needs.
     """
     index_path = f"{folder}/{INDEX}" if folder else INDEX
     where = files.shown(index_path)
     shards = _shards(where, files.open(index_path, files.existing_size(index_path)).whole())
-    return files.each(lambda shard: _piece(files, where, folder, stream, how, shard), shards)
+    pieces = files.each(lambda shard: _piece(files, where, folder, stream, how, shard), shards)
+    if how.dtype is not None and pieces and not any(piece.dtype for piece in pieces):
+        column = f"a column of ids encoded as bytes with it, not {pieces[0].encodings[pieces[0].token]}"
+        raise PhalanxError(
+            "--dtype", value=how.dtype, expected=column, remedy="leave it out: the values say their type"
+        )
+    return pieces
+
+
+def shard_paths(index: bytes, prefix: str) -> set[str]:
+    """Every file that an `index.json` names, packed or not, below `prefix`; none where it is broken."""
+    try:
+        found = json.loads(index)["shards"]
+        entries = [shard[kind] for shard in found for kind in ("raw_data", "zip_data") if shard.get(kind)]
+        return {f"{prefix}{entry['basename']}" for entry in entries}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return set()
 
 
 def is_mds_index(data: bytes) -> bool:

@@ -31,6 +31,15 @@ class Boundaries(enum.Enum):
     EOS = "eos"
 
 
+_TAKEN_BY = {
+    "--column": (Format.MDS, Format.ARROW, Format.PARQUET),
+    "--id-column": (Format.MDS, Format.ARROW, Format.PARQUET),
+    "--dtype": (Format.MDS, Format.RAW),
+    "--skip-bytes": (Format.RAW,),
+    "--sequences": (Format.MEGATRON,),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Understanding:
     """format, boundaries: None: as the files suggest. column, id_column: of MDS, arrow and parquet. dtype: of raw files
@@ -62,6 +71,24 @@ class Understanding:
         for option, name in (("--column", self.column), ("--id-column", self.id_column)):
             if name == "":
                 raise PhalanxError(option, value=name, expected="a column's name", remedy="name one")
+
+    def check_for(self, chosen: Format) -> None:
+        """Raises PhalanxError for a choice that has no effect on files of this format."""
+        options = {
+            "--column": self.column,
+            "--id-column": self.id_column,
+            "--dtype": self.dtype,
+            "--skip-bytes": self.skip_bytes or None,
+            "--sequences": self.sequences or None,
+        }
+        for option, given in options.items():
+            if given is not None and chosen not in _TAKEN_BY[option]:
+                raise PhalanxError(
+                    option,
+                    value=None if given is True else given,
+                    expected=f"no such option with {chosen.value} files",
+                    remedy="leave it out",
+                )
 
     def required_dtype(self, where: str) -> str:
         """The type of ids in a file that does not say it, in numpy's short form; raises PhalanxError where it was not

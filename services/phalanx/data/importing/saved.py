@@ -8,7 +8,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.data.importing.errors import BadTokens, malformed
 from phalanx.data.importing.files import Files
 
-STATE, SPLITS = "state.json", "dataset_dict.json"
+STATE, INFO, SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
 def saved_paths(files: Files, folder: str) -> list[str]:

@@ -23,7 +23,8 @@ RECIPE_FORMAT = "phalanx.import/1"
 class ImportSettings:
     """tokenizer: a tokenizer.json, copied into the dataset; or tokenizer_digest: its SHA-256 (`sha256:...`) alone, with
     vocab_size and eos_id. vocab_size: with a tokenizer at least its highest id + 1, which is taken where none is given.
-    eos_id: of `eos_token` where none is given. held_out_fraction, drop_copies: by the content hash of a document's ids.
+    eos_id: where none is given that of `eos_token` (None: <|endoftext|>). held_out_fraction, drop_copies: by the
+    content hash of a document's ids.
     """
 
     how: Understanding = field(default_factory=Understanding)
@@ -31,7 +32,7 @@ class ImportSettings:
     tokenizer_digest: str | None = None
     vocab_size: int | None = None
     eos_id: int | None = None
-    eos_token: str = END_OF_TEXT
+    eos_token: str | None = None
     held_out_fraction: float = 0.0
     drop_copies: bool = False
     shard_tokens: int = 1 << 24
@@ -45,6 +46,13 @@ class ImportSettings:
                 value=self.held_out_fraction,
                 expected="a number from 0 to below 1",
                 remedy="lower it",
+            )
+        if self.eos_id is not None and self.eos_token is not None:
+            raise PhalanxError(
+                "--eos-token",
+                value=self.eos_token,
+                expected="no such option with --eos-id",
+                remedy="leave one of them out",
             )
         if self.shard_tokens < 1:
             raise PhalanxError("--shard-tokens", value=self.shard_tokens, expected="1 or more", remedy="raise it")
@@ -81,11 +89,12 @@ class ImportSettings:
                 expected=f"a number from {smallest} (the tokenizer's) to {MAX_VOCAB_SIZE}",
                 remedy="leave it out, or name the padded size",
             )
-        eos_id = self.eos_id if self.eos_id is not None else tokenizer.token_to_id(self.eos_token)
+        eos_token = END_OF_TEXT if self.eos_token is None else self.eos_token
+        eos_id = tokenizer.token_to_id(eos_token) if self.eos_id is None else self.eos_id
         if eos_id is None:
             raise PhalanxError(
                 "--eos-token",
-                value=self.eos_token,
+                value=eos_token,
                 expected="a token of the tokenizer",
                 remedy="name its end-of-text token, or --eos-id",
             )

@@ -7,6 +7,8 @@ lie end to end: the shards of an MDS dataset, the files of a saved Hugging Face 
 from __future__ import annotations
 
 import json
+import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain, takewhile
@@ -17,15 +19,15 @@ from phalanx.core.errors import PhalanxError
 from phalanx.data.importing.errors import BadTokens, require_pyarrow
 from phalanx.data.importing.files import Files, rooted
 from phalanx.data.importing.flat import FlatPiece, npy_pieces, raw_pieces
-from phalanx.data.importing.mds import INDEX, MdsPiece, is_mds_index, mds_pieces
+from phalanx.data.importing.mds import MdsPiece, mds_pieces
 from phalanx.data.importing.megatron import MegatronPiece, megatron_pieces
+from phalanx.data.importing.naming import named, one_format
 from phalanx.data.importing.options import Boundaries, Format, Understanding
 from phalanx.data.importing.rows import Rows, checked
-from phalanx.data.importing.saved import STATE, refuse_splits, saved_paths
+from phalanx.data.importing.saved import saved_paths
 from phalanx.data.importing.tables import ArrowPiece, ParquetPiece
 
-_SUFFIXES = {".npy": Format.NPY, ".parquet": Format.PARQUET, ".arrow": Format.ARROW, ".idx": Format.MEGATRON}
-_KNOWN = "an MDS folder, Megatron .bin/.idx, a saved Hugging Face dataset, .arrow, .parquet, .npy, or raw .bin"
+LOG = logging.getLogger(__name__)
 
 
 class Piece(Protocol):
@@ -101,18 +103,15 @@ class TokenSource:
 def token_source(inputs: Sequence[str], how: Understanding) -> tuple[TokenSource, Files]:
     """What the user named, looked at: sizes, indices and headers are checked, tokens are not read.
 
-    Raises PhalanxError where an input stands for nothing, for several formats, is cut or contradicts itself, or holds
-    no token.
+    A warning counts the files of folders that are left out. Raises PhalanxError where an input stands for nothing, for
+    several formats, is cut or contradicts itself, or holds no token, and for choices that its format does not take.
     """
     how.check()
     files, paths = rooted(inputs)
-    found = [each for path in paths for each in _inputs(files, path, how)]
-    formats = sorted({each.value for each, _ in found})
-    if len(formats) > 1:
-        raise PhalanxError(
-            files.shown(""), expected="files of one format", remedy=f"they are {' and '.join(formats)}: name --format"
-        )
-    chosen = found[0][0]
+    inputs_found = [named(files, path, how.format) for path in paths]
+    found = list(dict.fromkeys(each for one in inputs_found for each in one.streams))
+    chosen = one_format(files, found)
+    how.check_for(chosen)
     boundaries = how.boundaries or (Boundaries.EOS if chosen is Format.RAW else Boundaries.ROWS)
     if chosen is Format.RAW and boundaries is Boundaries.ROWS:
         raise PhalanxError("--boundaries", value="rows", expected="eos", remedy="a raw file has no rows")
@@ -120,7 +119,16 @@ def token_source(inputs: Sequence[str], how: Understanding) -> tuple[TokenSource
     pieces = [piece for each in looked_at for piece in each]
     if not pieces:
         raise BadTokens(files.shown(paths[0]), expected="tokens", remedy="it is empty: name another input")
+    _tell_left_out(files, {path for one in inputs_found for path in one.left_out} - set(paths))
     return TokenSource(files.root, chosen, boundaries, tuple(pieces)), files
+
+
+def _tell_left_out(files: Files, paths: Iterable[str]) -> None:
+    """Counts the files that are no part of the input, so that none is missed unsaid."""
+    left_out = Counter(PurePosixPath(path).suffix.lower() or "no suffix" for path in paths)
+    if left_out:
+        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(left_out.items()))
+        LOG.warning("%s: files left out: %s", files.shown(""), kinds)
 
 
 def pieces_of(listing: bytes) -> tuple[Piece, ...]:
@@ -156,55 +164,3 @@ def _arrow_pieces(files: Files, path: str, stream: int, how: Understanding) -> l
 
     paths = [path] if files.size(path) is not None else saved_paths(files, path)
     return [*files.each(lambda each: arrow_piece(files, each, stream, how), paths)]
-
-
-def _inputs(files: Files, path: str, how: Understanding) -> list[tuple[Format, str]]:
-    """What one named input stands for: files or folders with their formats, each a stream, in order."""
-    if path and files.size(path) is not None:
-        return [(how.format or _format_of_file(files, path), path)]
-    if files.is_folder(path):
-        return _folder(files, path, how)
-    if path and files.size(f"{path}.idx") is not None:
-        return [(Format.MEGATRON, path)]
-    raise PhalanxError(files.shown(path), expected=_KNOWN, remedy="nothing is there: check the path")
-
-
-def _folder(files: Files, folder: str, how: Understanding) -> list[tuple[Format, str]]:
-    prefix = f"{folder}/" if folder else ""
-    index_bytes = files.size(f"{prefix}{INDEX}")
-    if how.format is Format.MDS or (
-        index_bytes is not None and is_mds_index(files.open(f"{prefix}{INDEX}", index_bytes).whole())
-    ):
-        return [(Format.MDS, folder)]
-    refuse_splits(files, folder)
-    if how.format in (None, Format.ARROW) and files.size(f"{prefix}{STATE}") is not None:
-        return [(Format.ARROW, folder)]
-    below = files.below(folder)
-    suffixes = {PurePosixPath(path).suffix for path in below}
-    if how.format is Format.RAW:
-        return [(Format.RAW, path) for path in _with_suffix(files, folder, below, ".bin")]
-    if how.format is not None:
-        wanted = next(suffix for suffix, each in _SUFFIXES.items() if each is how.format)
-        return [(how.format, path) for path in _with_suffix(files, folder, below, wanted)]
-    known = [suffix for suffix in _SUFFIXES if suffix in suffixes]
-    if ".bin" in suffixes and Format.MEGATRON not in [_SUFFIXES[suffix] for suffix in known]:
-        return [(Format.RAW, path) for path in _with_suffix(files, folder, below, ".bin")]
-    if not known:
-        raise PhalanxError(files.shown(folder), expected=_KNOWN, remedy="it holds none: check the path")
-    return [(_SUFFIXES[suffix], path) for suffix in known for path in _with_suffix(files, folder, below, suffix)]
-
-
-def _with_suffix(files: Files, folder: str, below: Sequence[str], suffix: str) -> list[str]:
-    found = [path for path in below if path.endswith(suffix)]
-    if not found:
-        raise PhalanxError(files.shown(folder), expected=f"files ending in {suffix}", remedy="it holds none")
-    return found
-
-
-def _format_of_file(files: Files, path: str) -> Format:
-    suffix = PurePosixPath(path).suffix
-    if suffix == ".bin":
-        return Format.MEGATRON if files.size(f"{path.removesuffix('.bin')}.idx") is not None else Format.RAW
-    if suffix not in _SUFFIXES:
-        raise PhalanxError(files.shown(path), expected=_KNOWN, remedy="its name does not say which: name --format")
-    return _SUFFIXES[suffix]
