@@ -15,7 +15,8 @@ from prepare_kit import expected, flat, mixed_corpus, objects, shards, with_toke
 
 from phalanx.core.digest import sha256
 from phalanx.core.errors import PhalanxError
-from phalanx.data.prepare import Part, merge, prepare, prepare_part, source_of
+from phalanx.data.prepare import Part, merge, prepare, prepare_part, rules, source_of
+from phalanx.data.prepare.assemble import Cuts, assemble
 from phalanx.data.prepare.chunk import (
     Chunk,
     ChunkBuilder,
@@ -28,6 +29,8 @@ from phalanx.data.prepare.chunk import (
 )
 from phalanx.data.prepare.copies import Bits, CopyFinder
 from phalanx.data.prepare.making import piece_name, piece_names
+from phalanx.data.prepare.report import finished_report
+from phalanx.data.prepare.tokenizer import TokenizerFacts
 from phalanx.objects import ObjectInfo, open_store
 from phalanx.stream import open_split
 
@@ -296,3 +299,26 @@ def test_bits_ranges_need_no_alignment():
     bits.set(np.array([0, 7, 8, 20]))
     assert np.flatnonzero(bits.range(0, 21)).tolist() == [0, 7, 8, 20]
     assert bits.range(7, 9).tolist() == [True, True] and bits.range(20, 21).tolist() == [True]
+
+
+def test_prepare_report_counts_a_document_of_over_ten_million_tokens_and_names_it():
+    """Case 17."""
+    longest, store = rules.LONG_DOCUMENT_TOKENS, open_store("memory://")
+    lengths = np.array([3, longest + 1, longest])
+    chunk = chunk_of_tokens(np.ones(lengths.sum(), np.uint16), lengths, ["short", "over", "at the bound"], 8)
+    store.create(chunk_key(0, 0, is_last=True), chunk.encode())
+    tokenizer = TokenizerFacts(sha256(b""), vocab_size=300, eos_id=0)
+    report = assemble(store, [find_chunks(store).finished[0]], Cuts(1 << 30), tokenizer, {})
+    assert report.counts[rules.LONG] == 1 and report.examples == {rules.LONG: ("over",)}
+    kept = json.loads(store.read("report.json"))
+    assert kept["examples"] == {rules.LONG: ["over"]} and "url" not in kept
+    assert finished_report(store) == report
+
+
+def test_prepare_report_gives_an_id_for_every_rule_that_was_applied(mixed, monkeypatch):
+    source, chosen = mixed
+    monkeypatch.setattr(rules, "LONG_DOCUMENT_TOKENS", 20)
+    report = prepare(source, open_store("memory://"), chosen)
+    assert report.counts[rules.LONG] > 5
+    counted = {rule: min(count, 5) for rule, count in report.counts.items() if count}
+    assert {rule: len(ids) for rule, ids in report.examples.items()} == counted

@@ -72,7 +72,6 @@ def assemble(
     held_out.finish()
     if train.is_empty:
         raise PhalanxError(out.url, expected="at least one document to train on", remedy="lower --held-out-fraction")
-    gathering.counts[rules.LONG] = train.num_long_documents + held_out.num_long_documents
     report = _write_manifests(out, train, held_out, tokenizer, {**recipe, **gathering.lineage()}, gathering)
     delete_chunks(out)
     return report
@@ -216,7 +215,11 @@ class _Gathering:
         is_held_out = (numbers < self.held_out_below).tolist()
         for number in documents.tolist():
             writer = self.held_out if is_held_out[number] else self.train
-            writer.add(ids[number], chunk.tokens[ends[number - 1] if number else 0 : ends[number]])
+            tokens = chunk.tokens[ends[number - 1] if number else 0 : ends[number]]
+            writer.add(ids[number], tokens)
+            if len(tokens) > rules.LONG_DOCUMENT_TOKENS:
+                self.counts[rules.LONG] += 1
+                self._show(rules.LONG, ids[number])
 
     def _count(self, chunk: Chunk, stop: int, copies: NDArray[np.intp], copied_ids: Sequence[str]) -> None:
         self.num_records += stop
@@ -230,9 +233,12 @@ class _Gathering:
             *((e.rule, e.full_id(chunk.path, self._lines_before)) for e in chunk.examples if e.record < stop),
             *((rules.DUPLICATE, document_id) for document_id in copied_ids),
         ]:
-            shown = self.examples.setdefault(rule, [])
-            if len(shown) < EXAMPLES:
-                shown.append(document_id)
+            self._show(rule, document_id)
+
+    def _show(self, rule: str, document_id: str) -> None:
+        shown = self.examples.setdefault(rule, [])
+        if len(shown) < EXAMPLES:
+            shown.append(document_id)
 
     def _count_lines(self, piece: int, chunk: Chunk) -> None:
         """Pieces of one file follow each other, and their lines are counted on."""

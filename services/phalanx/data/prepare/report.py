@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 
 from phalanx.core.digest import canonical_json
 from phalanx.objects import ObjectMissing, ObjectStore
@@ -46,7 +46,8 @@ class PrepareReport:
 
     def encode(self) -> bytes:
         """The bytes of `report.json`: all but the URL, which is where it lies."""
-        return canonical_json({**asdict(replace(self, url="")), "format": "phalanx.report/1"})
+        facts = {name: value for name, value in asdict(self).items() if name != "url"}
+        return canonical_json({**facts, "format": "phalanx.report/1"})
 
 
 def finished_report(out: ObjectStore) -> PrepareReport | None:

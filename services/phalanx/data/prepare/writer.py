@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from phalanx.core.digest import canonical_json, sha256, xxh3
 from phalanx.data.prepare.report import SplitSummary
-from phalanx.data.prepare.rules import LONG_DOCUMENT_TOKENS
 from phalanx.data.prepare.same import create_same
 from phalanx.data.prepare.tokenizer import TokenizerFacts
 from phalanx.objects import ObjectMissing, ObjectStore
@@ -24,14 +23,13 @@ IDS_FORMAT = "phalanx.ids/1"
 
 
 class SplitWriter:
-    """Takes the documents of one split in order. num_tokens, num_long_documents: of what was added so far."""
+    """Takes the documents of one split in order. num_tokens: of what was added so far."""
 
     def __init__(self, store: ObjectStore, name: str, tokenizer: TokenizerFacts, shard_tokens: int) -> None:
         self._store, self._name, self._tokenizer, self._shard_tokens = store, name, tokenizer, shard_tokens
         self._entries: list[ShardEntry] = []
         self._builder: ShardBuilder | None = None
         self.num_tokens = 0
-        self.num_long_documents = 0
 
     def add(self, document_id: str, tokens: NDArray[np.unsignedinteger]) -> None:
         """Takes the next document, tokens [length]; writes a shard when one is full."""
@@ -41,7 +39,6 @@ class SplitWriter:
             document_id, tokens.copy()
         )  # a view would hold its whole chunk, for as long as a member waits
         self.num_tokens += len(tokens)
-        self.num_long_documents += len(tokens) > LONG_DOCUMENT_TOKENS
         if self._builder.num_tokens >= self._shard_tokens:
             self._close_shard(self._builder)
 
