@@ -90,10 +90,11 @@ def test_union_of_ranks_over_kills_and_changes_of_world_is_an_epoch_exactly(tmp_
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_union_of_ranks_over_200_megabytes_of_real_text_is_an_epoch_exactly(tmp_path):
-    inputs = [sysconfig.get_path("purelib"), sysconfig.get_path("stdlib"), "/usr/share/doc"]
+    sources = [f"{sysconfig.get_path(name)}/**/*.py" for name in ("purelib", "stdlib")]
+    documentation = [each for each in ("/usr/share/doc",) if Path(each).is_dir()]
     prepared = read_and_prove(
         tmp_path,
-        [each for each in inputs if Path(each).is_dir()],
+        [*sources, *documentation],
         max_bytes=230_000_000,
         vocab=8192,
         shard_tokens=1 << 22,
