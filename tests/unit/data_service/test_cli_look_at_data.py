@@ -164,6 +164,24 @@ def test_trace_says_where_the_job_ends_if_it_tells_of_later_steps(phalanx, job, 
     assert "the job ends" not in phalanx("data", "trace", job, "--step", 10)[1]
 
 
+@pytest.mark.parametrize(
+    ("command", "option", "beside"),
+    [
+        ("trace {job} --step 1", "--limit 3", "--step"),
+        ("trace {job} --step 1", "--epochs 3", "--step"),
+        ("trace {job} --document x", "--limit 3", "--document"),
+        ("show {url}", "--max-tokens 4", "the facts of a dataset"),
+        ("verify {url}", "--set a.b=1", "the URL of a dataset"),
+        ("verify {url}", "--context c.toml", "the URL of a dataset"),
+    ],
+)
+def test_option_without_effect_is_refused_in_one_line(phalanx, job, url, command, option, beside):
+    code, out, err = phalanx("data", *f"{command} {option}".format(job=job, url=url).split())
+    assert code == 2 and not out and err.count("\n") == 1
+    assert err.startswith(f"phalanx: {option.split()[0]} is ")
+    assert err.endswith(f": expected no such option with {beside}; leave one of them out\n")
+
+
 def test_counting_says_a_line_every_five_seconds_where_there_is_no_terminal():
     now, said = [0.0], io.StringIO()
     with Counting(Console(file=said), clock=lambda: now[0]) as counting:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -42,3 +43,12 @@ Url = Annotated[
         metavar="URL", help="Dataset or split folder: file:// or s3://.", show_default=False, callback=url_of
     ),
 ]
+
+
+def refuse(given: Mapping[str, object], beside: str) -> None:
+    """Raises PhalanxError for the first option that was given (is not None): beside that it has no effect."""
+    for option, value in given.items():
+        if value is not None:
+            raise PhalanxError(
+                option, value=value, expected=f"no such option with {beside}", remedy="leave one of them out"
+            )

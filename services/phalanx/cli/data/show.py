@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.config import AsJson
-from phalanx.cli.data.arguments import Url
+from phalanx.cli.data.arguments import Url, refuse
 from phalanx.cli.output import print_json
 from phalanx.core.errors import PhalanxError
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from phalanx.stream import Document, Documents
+
+_MAX_TOKENS = 1 << 20
 
 
 def register(group: typer.Typer) -> None:
@@ -39,17 +41,20 @@ def show(
             show_default=False,
         ),
     ] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", min=1, help="Most tokens of a document to decode.")] = 1
-    << 20,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option("--max-tokens", min=1, help="Most tokens of a document to decode.", show_default=str(_MAX_TOKENS)),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a split, or every split of a dataset, with the recipe it was made by; or decode some of its documents
     (of a dataset's training split).
     """
     if count is None and shard is None and document is None:
+        refuse({"--max-tokens": max_tokens}, "the facts of a dataset")
         _show_facts(url, as_json)
     else:
-        _show_documents(url, count, shard, document, max_tokens, as_json)
+        _show_documents(url, count, shard, document, max_tokens or _MAX_TOKENS, as_json)
 
 
 def _show_facts(url: str, as_json: bool) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
+from phalanx.cli.data.arguments import refuse
 from phalanx.cli.output import print_json, print_table
 from phalanx.core.errors import PhalanxError
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from phalanx.data.tracing import Tracer
     from phalanx.spec import Job
 
+_EPOCHS, _LIMIT = 2, 20
 Job_ = Annotated[
     str | None, typer.Argument(metavar="[JOB]", help="Job file, or name of a submitted job.", show_default=False)
 ]
@@ -39,9 +41,18 @@ def trace(
         str | None, typer.Option("--text", help="Show the documents that say this, and the steps that see them.")
     ] = None,
     epochs: Annotated[
-        int, typer.Option("--epochs", min=1, help="Passes over the data to follow a document through (10,000 at most).")
-    ] = 2,
-    limit: Annotated[int, typer.Option("--limit", min=1, help="With --text: most documents to show.")] = 20,
+        int | None,
+        typer.Option(
+            "--epochs",
+            min=1,
+            help="Passes over the data to follow a document through (10,000 at most).",
+            show_default=str(_EPOCHS),
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option("--limit", min=1, help="With --text: most documents to show.", show_default=str(_LIMIT)),
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Decode what is found, too.")] = False,
     context: Context = None,
     overrides: Overrides = None,
@@ -63,6 +74,11 @@ def trace(
             expected="either --step N or --document ID or --text TEXT",
             remedy="give one of them",
         )
+    if step is not None:
+        refuse({"--epochs": epochs, "--limit": limit}, "--step")
+    if document is not None:
+        refuse({"--limit": limit}, "--document")
+    epochs, limit = epochs or _EPOCHS, limit or _LIMIT
     found = job_of(where, overrides or (), context)
     with Counting(Console(stderr=True)) as counting:
         tracer = tracer_of(found, shows=show, told=counting.observe)
