@@ -10,7 +10,7 @@ from phalanx.objects.base import ObjectStore, StorageSettings, StoreDenied
 from phalanx.objects.file import FileStore
 from phalanx.objects.memory import MemoryStore
 
-_FORMS = "file:///absolute/folder, file://./relative/folder, s3://bucket/prefix or memory://"
+_FORMS = "file:///absolute/folder, file://./relative/folder or s3://bucket/prefix"
 
 
 def open_store(url: str, settings: StorageSettings | None = None, deadline_s: float = 60) -> ObjectStore:

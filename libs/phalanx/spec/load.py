@@ -164,7 +164,7 @@ _PATTERNS = {
     "data.sources.NAME.digest": "sha256: and 64 hexadecimal digits",
     "storage.NAME.endpoint": "a URL: https://host:port",
 }
-_URL_FORM = "a URL: file:///absolute/folder, file://./relative/folder, s3://bucket/folder or memory://name"
+_URL_FORM = "a URL: file:///absolute/folder, file://./relative/folder or s3://bucket/folder"
 
 
 def _problem(error: ErrorDetails, name: str) -> PhalanxError:

@@ -4,10 +4,13 @@ import json
 
 import pytest
 from corpus_builders import json_lines, packed, parquet_bytes, tar_bytes, write_corpus, write_file
+from import_kit import rows_of, settings, write_megatron
 from typer import Typer
 
 from phalanx.cli import data
 from phalanx.cli.errors import run_reporting_errors
+from phalanx.core.errors import PhalanxError
+from phalanx.data.importing import import_tokens
 from phalanx.objects import open_store
 
 TEXTS = [f"{number} the line holds when one falls " * (number % 9 + 1) for number in range(120)]
@@ -86,3 +89,66 @@ def test_prepare_option_without_effect_beside_another_is_refused_and_writes_noth
     code, _, said = prepare(corpus, "--out", f"file://{tmp_path}/out", "--tokenizer", tmp_path / "t.json")
     assert code == 2 and not (tmp_path / "out").exists()
     assert said == "phalanx: --vocab-size is 300: expected no such option with --tokenizer; leave one of them out\n"
+
+
+@pytest.mark.parametrize(
+    ("below", "pattern"), [("", ""), ("/out", ""), ("/a/out", ""), ("/out", "/**"), ("/a/out", "/a/**/*.tar")]
+)
+def test_prepare_and_import_into_their_own_prefix_of_a_bucket_are_refused(s3_prefix, prepare, below, pattern):
+    store = open_store(s3_prefix)
+    store.create("a/t.txt", b"text of a file")
+    store.create("a/t.tar", tar_bytes([("t.txt", b"text")]))
+    code, output, errors = prepare(f"{s3_prefix}{pattern}", "--out", f"{s3_prefix}{below}")
+    assert code == 2 and not output
+    assert f"--out is '{s3_prefix}{below}': expected a folder outside of the input {s3_prefix}" in errors
+    if not pattern:
+        with pytest.raises(PhalanxError, match=f"expected a folder outside of the input {s3_prefix};"):
+            import_tokens([s3_prefix], open_store(s3_prefix + below), settings())
+    assert [info.key for info in store.list()] == ["a/t.tar", "a/t.txt"]
+
+
+def test_prepare_beside_its_input_in_a_bucket_is_no_mistake(s3_prefix, prepare):
+    open_store(s3_prefix).create("in/t.txt", b"text of a file, and some more of it")
+    code, _, errors = prepare(f"{s3_prefix}/in", "--out", f"{s3_prefix}/in-out", "--held-out-fraction", "0")
+    assert code == 0, errors
+
+
+def test_import_of_a_megatron_prefix_into_a_folder_of_its_name_is_refused(tmp_path):
+    write_megatron(tmp_path / "m", rows_of(3))
+    with pytest.raises(PhalanxError, match="expected a folder outside of the input"):
+        import_tokens([str(tmp_path / "m")], open_store(f"file://{tmp_path}/m"), settings())
+
+
+@pytest.mark.parametrize("command", ["prepare", "import"])
+def test_prepare_and_import_of_an_empty_input_do_not_take_the_current_folder(tmp_path, phalanx, monkeypatch, command):
+    write_file(tmp_path, "t.txt", b"text of a file")
+    write_file(tmp_path, "t.bin", bytes(64))
+    monkeypatch.chdir(tmp_path)
+    options = () if command == "prepare" else ("--dtype", "uint16", "--vocab-size", 9, "--eos-id", 0)
+    told = () if command == "prepare" else ("--tokenizer-digest", f"sha256:{'ab' * 32}")
+    code, output, errors = phalanx("data", command, "", "--out", f"file://{tmp_path}/out", *options, *told)
+    assert code == 2 and not output and not (tmp_path / "out").exists()
+    assert errors.startswith("phalanx: INPUT is '': expected a file,") and errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "prepare {file} --out memory://x",
+        "import {file} --out memory://",
+        "merge --out memory://",
+        "ls memory://x",
+        "show memory://x",
+        "verify memory://x",
+    ],
+)
+def test_data_commands_refuse_storage_that_ends_with_them(tmp_path, phalanx, command):
+    file = write_file(tmp_path, "t.txt", b"text of a file")
+    code, output, errors = phalanx("data", *command.format(file=file).split())
+    assert code == 2 and not output and errors.count("\n") == 1
+    assert "memory://" in errors and "gone when a command ends" in errors
+
+
+def test_a_wrong_url_is_told_the_forms_that_last(tmp_path, phalanx):
+    code, _, errors = phalanx("data", "prepare", write_file(tmp_path, "t.txt", b"text"), "--out", "gs://bucket/x")
+    assert code == 2 and "s3://bucket/prefix" in errors and "memory" not in errors

@@ -14,10 +14,21 @@ from phalanx.core.errors import PhalanxError
 def url_of(given: str) -> str:
     """`given` where it is a URL. Raises PhalanxError for a path, with the URL that means it."""
     if "://" in given:
-        return given
+        return lasting(given)
     raise PhalanxError(
         given, expected="the URL of a dataset or split folder, not a path", remedy=f"write {file_url(given)}"
     )
+
+
+def lasting(url: str) -> str:
+    """`url`, unless what it holds ends with the process that wrote it: then it raises PhalanxError."""
+    if url.startswith("memory://"):
+        raise PhalanxError(
+            url,
+            expected="file:///absolute/folder or s3://bucket/prefix",
+            remedy="what is written to memory is gone when a command ends",
+        )
+    return url
 
 
 def file_url(path: str) -> str:

@@ -6,7 +6,11 @@ from typing import Annotated
 
 import typer
 
-Out = Annotated[str, typer.Option("--out", metavar="URL", help="Where the dataset goes: file:// or s3://.")]
+from phalanx.cli.data.arguments import lasting
+
+Out = Annotated[
+    str, typer.Option("--out", metavar="URL", help="Where the dataset goes: file:// or s3://.", callback=lasting)
+]
 HeldOutFraction = Annotated[
     float, typer.Option("--held-out-fraction", help="Share of documents set apart for evaluation.")
 ]

@@ -15,7 +15,7 @@ import typer
 
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
-from phalanx.cli.data.arguments import refuse, refuse_folder
+from phalanx.cli.data.arguments import lasting, refuse, refuse_folder
 from phalanx.cli.errors import INTERRUPTED
 from phalanx.cli.output import print_json
 from phalanx.core.errors import PhalanxError
@@ -69,7 +69,7 @@ def verify(
             "--context": None if context is None else str(context),
         }
         refuse(settings, "the URL of a dataset")
-        _verify_dataset(target, state, as_json)
+        _verify_dataset(lasting(target), state, as_json)
     elif state is not None:
         raise PhalanxError("--state", value=str(state), expected="the URL of a dataset with it", remedy="leave it out")
     else:

@@ -115,8 +115,10 @@ def rooted(inputs: Sequence[str]) -> tuple[Files, tuple[str, ...]]:
 
     inputs: paths, `file://` and `s3://` URLs. Raises PhalanxError where they lie on different stores.
     """
-    if not inputs:
-        raise PhalanxError("INPUT", expected="a file, a folder or an s3:// URL", remedy="name one")
+    if not inputs or "" in inputs:
+        raise PhalanxError(
+            "INPUT", value="" if inputs else None, expected="a file, a folder or an s3:// URL", remedy="name one"
+        )
     locations = list(dict.fromkeys(_location(each) for each in inputs))
     parts = [location.split("/") for location in locations]
     shared = [each[0] for each in takewhile(lambda each: len(set(each)) == 1, zip(*parts, strict=False))]
@@ -132,9 +134,9 @@ def rooted(inputs: Sequence[str]) -> tuple[Files, tuple[str, ...]]:
 
 
 def searched(inputs: Sequence[str]) -> tuple[Searched, ...]:
-    """The inputs that are local folders."""
-    paths = [_location(each).removeprefix(FILE) for each in inputs if not each.startswith(S3)]
-    return tuple(Searched(path) for path in paths if os.path.isdir(path))  # noqa: PTH112 - False where it is not seen
+    """The inputs that are no single files: folders, and prefixes, which may become folders."""
+    files, paths = rooted(inputs)
+    return tuple(Searched(files.shown(path)) for path in paths if files.size(path) is None)
 
 
 def _location(given: str) -> str:

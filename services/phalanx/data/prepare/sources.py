@@ -35,7 +35,7 @@ class Source:
     """Files below `root` (an absolute folder or an s3:// URL; "" where the inputs share none), in reading order.
 
     fields: where records keep text and id. left_out: how many files the listing did not take, by suffix.
-    searched: the local folders that the listing looked into; no part of what another process needs.
+    searched: the folders that the listing looked into; no part of what another process needs.
     """
 
     root: str

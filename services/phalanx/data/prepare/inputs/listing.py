@@ -32,7 +32,7 @@ _KNOWN = ".txt, .md, source files, .jsonl, .parquet, .tar, and .gz or .zst of th
 class Listing:
     """Files below `root`, in reading order ("": they share no root, and their paths are whole ones and URLs).
 
-    left_out: how many files were not taken, by suffix. searched: the local folders that were looked into.
+    left_out: how many files were not taken, by suffix. searched: the folders and prefixes that were looked into.
     """
 
     root: str
@@ -56,8 +56,10 @@ def list_inputs(inputs: Sequence[str]) -> Listing:
 
     Raises PhalanxError for an input that stands for none, and what listing a bucket raises.
     """
-    if not inputs:
-        raise PhalanxError("INPUT", expected="a file, folder, pattern or s3:// URL", remedy="name one")
+    if not inputs or "" in inputs:
+        raise PhalanxError(
+            "INPUT", value="" if inputs else None, expected="a file, folder, pattern or s3:// URL", remedy="name one"
+        )
     found = [_objects(each) if each.startswith(S3) else _local_files(each) for each in inputs]
     root = _common_folder([each.folder for each in found])
     files = {file.path: file.num_bytes for each in found for file in each.files}
@@ -112,7 +114,8 @@ def _objects(given: str) -> _Found:
     files = (InputFile(each.key.removeprefix(prefix), each.num_bytes) for each in store.list(prefix))
     files = (file for file in files if file.num_bytes or Path(file.path).suffix)  # tools put empty marks for folders
     url = location_of(bucket, prefix).rstrip("/")
-    return _choose(given, url, files, left_out, Glob(pattern) if pattern else None)
+    found = _choose(given, url, files, left_out, Glob(pattern) if pattern else None)
+    return replace(found, searched=Searched(url, pattern))
 
 
 def _choose(
