@@ -82,6 +82,7 @@ def read_and_prove(folder: Path, inputs: list[str], *, max_bytes: int, vocab: in
 
 @pytest.mark.timeout(300)
 def test_union_of_ranks_over_kills_and_changes_of_world_is_an_epoch_exactly(tmp_path):
+    """Cases 1, 3 and 4: ranks are processes, shards of uneven size; each rank ends each of its steps, none waits."""
     library = Path(sysconfig.get_path("stdlib"))
     inputs = [str(library / "email")]
     read_and_prove(tmp_path, inputs, max_bytes=4_000_000, vocab=600, shard_tokens=1 << 16, seq_len=256)

@@ -154,6 +154,7 @@ def test_children_are_direct_sorted_and_by_string_prefix(store: ObjectStore, roo
 
 
 def test_children_after_each_change_shows_it(store: ObjectStore) -> None:
+    """Case 16; by other processes in test_objects_processes.py."""
     for count in range(3):
         assert len(list(store.children("x/"))) == count
         store.create(f"x/{count}/k", b"")

@@ -50,6 +50,7 @@ def ranges_asked(proxy: Proxy) -> list[tuple[int, int]]:
 
 
 def test_read_cut_reply_is_continued_where_it_stopped(open_place: Open, proxy: Proxy) -> None:
+    """Case 14."""
     store = open_place(proxy.endpoint)
     store.create("k", DATA)
     proxy.choose = first("GET", Spoiler(cut_body=1_000_000), count=2)
@@ -60,6 +61,7 @@ def test_read_cut_reply_is_continued_where_it_stopped(open_place: Open, proxy: P
 
 
 def test_read_shorter_range_than_asked_is_never_passed_on(open_place: Open, proxy: Proxy) -> None:
+    """Case 14."""
     store = open_place(proxy.endpoint)
     store.create("k", DATA)
     proxy.choose = first("GET", Spoiler(shorten=1_000_000), count=2)
@@ -138,6 +140,7 @@ def seconds_until_given_up(call: Callable[[], object]) -> float:
 
 
 def test_stalled_server_is_an_error_at_the_deadline(open_place: Open, proxy: Proxy) -> None:
+    """Case 6."""
     store = open_place(proxy.endpoint, deadline_s=SHORT_S)
     proxy.choose = lambda method, path, number: Spoiler(stall=True)
     calls: list[Callable[[], object]] = [
@@ -546,6 +549,7 @@ def test_missing_client_library_names_the_extra(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_store_used_in_a_forked_child_is_refused_not_hung(open_place: Open, ministack: str) -> None:
+    """Case 13."""
     store = open_place(ministack)
     store.create("k", b"")
     reader, writer = os.pipe()

@@ -10,7 +10,7 @@ import numpy as np
 
 from phalanx.core.digest import canonical_json, sha256
 from phalanx.objects import ObjectStore
-from phalanx.stream.manifest import ShardEntry, encode_manifest, ids_key, index_key, tar_key
+from phalanx.stream.manifest import INLINE_SHARDS, ShardEntry, ids_key, index_key, manifest_objects, tar_key
 from phalanx.stream.shards import ShardBuilder, token_dtype
 
 Shards = Sequence[Sequence[np.ndarray]]
@@ -29,9 +29,15 @@ def numbered_documents(lengths: Sequence[Sequence[int]]) -> list[list[np.ndarray
 
 
 def write_split(
-    store: ObjectStore, shards: Shards, *, vocab_size: int = 1 << 17, member_bytes: int = 256, is_held_out: bool = False
+    store: ObjectStore,
+    shards: Shards,
+    *,
+    vocab_size: int = 1 << 17,
+    member_bytes: int = 256,
+    is_held_out: bool = False,
+    inline_shards: int = INLINE_SHARDS,
 ) -> None:
-    """Writes a whole split folder into `store`."""
+    """Writes a whole split folder into `store`. inline_shards: how many a manifest without a table has at most."""
     entries = []
     for number, documents in enumerate(shards):
         builder = ShardBuilder(f"t-{number:08d}", token_dtype(vocab_size), member_bytes)
@@ -43,7 +49,7 @@ def write_split(
         store.create(index_key(built.name), index)
         store.create(ids_key(built.name), ids)
         entries.append(ShardEntry.of(built, index, ids))
-    manifest = encode_manifest(
+    objects = manifest_objects(
         entries,
         name="train",
         is_held_out=is_held_out,
@@ -51,5 +57,7 @@ def write_split(
         vocab_size=vocab_size,
         eos_id=0,
         recipe={"made_by": "a test"},
+        inline_shards=inline_shards,
     )
-    store.create("manifest.json", manifest)
+    for key, data in objects:
+        store.create(key, data)

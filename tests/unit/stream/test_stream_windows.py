@@ -12,6 +12,7 @@ from stream_builders import numbered_documents, write_split
 from phalanx.objects import open_store
 from phalanx.objects.faults import FaultyStore, corrupt_read, on
 from phalanx.stream import DamagedShard, Order, ShardIndices, WindowReader, open_split, slots
+from phalanx.stream.batch import num_slots
 from phalanx.stream.spans import as_array, hold
 
 LENGTHS = [[5, 40, 3], [17], [9, 9, 9, 200, 1], [33, 12], [8] * 12]
@@ -135,6 +136,50 @@ def test_read_after_any_relayout_continues_exactly(tmp_path_factory, legs):
     with reading.reader() as reader:
         rows = reader.read(np.arange(position)).rows
     assert sorted(seen) == list(zip(rows.position.tolist(), rows.xxh3.tolist(), strict=True))
+
+
+@pytest.mark.parametrize("document_mask", [True, False])
+@pytest.mark.parametrize("seq_len", [7, 16, 64])
+def test_resume_inside_a_packed_document_goes_on_with_its_mask_and_positions(tmp_path, document_mask, seq_len):
+    """Case 2: a window that begins inside a document has its tokens, targets, positions and mask after a resume at any
+    window, too: the carry is part of the position, not of the reader.
+    """
+    reading = Reading(tmp_path / "split", seq_len)
+    last = 2 * reading.split.num_tokens // seq_len
+    inside = 0
+    with reading.reader(document_mask) as reader:
+        whole = reader.read(np.arange(last))
+    for stopped in range(last):
+        again = Reading(tmp_path / "split", seq_len)
+        inside += not again.order.segments(stopped)[0].starts_document
+        with again.reader(document_mask, num_threads=1) as reader:
+            resumed = reader.read(np.arange(stopped, min(stopped + 3, last)))
+        for name in ("tokens", "targets", "position_ids", "document_ids"):
+            kept = getattr(whole, name)[stopped : stopped + 3]
+            assert getattr(resumed, name).tolist() == kept.tolist(), (stopped, name)
+    assert inside > last // 3
+
+
+@pytest.mark.parametrize("seq_len", [7, 16])
+@pytest.mark.parametrize("dp, local", [(1, 1), (2, 2), (3, 1), (5, 2)])
+@pytest.mark.parametrize("num_threads, reads_ahead", [(1, False), (8, True)])
+def test_number_of_batches_of_an_epoch_is_exact_whatever_ranks_and_workers(
+    tmp_path, seq_len, dp, local, num_threads, reads_ahead
+):
+    """Case 11: as many whole batches as the tokens fill, for each rank; the windows behind them begin the next batch,
+    dropped by nobody.
+    """
+    reading, batch = Reading(tmp_path / "split", seq_len), 6
+    windows = reading.split.num_tokens // seq_len
+    steps, left = divmod(windows, batch)
+    seen = []
+    for rank in range(dp):
+        with reading.reader(num_threads=num_threads, reads_ahead=reads_ahead) as reader:
+            given = [reader.read(slots(step * batch, batch, dp, local, rank).ravel()) for step in range(steps + 1)]
+        assert {len(each.tokens) for each in given} == {num_slots(batch, dp, local) * local}
+        seen += [position for each in given[:steps] for position in each.rows.position.tolist()]
+        seen += [position for position in given[steps].rows.position.tolist() if position < windows]
+    assert sorted(seen) == list(range(windows)) and (steps, left) == {7: (10, 2), 16: (4, 3)}[seq_len]  # of 434 tokens
 
 
 def test_read_zero_weight_windows_keep_their_place(reading):

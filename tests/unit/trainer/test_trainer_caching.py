@@ -80,7 +80,7 @@ def test_node_cache_of_local_data_or_of_no_size_is_none(tmp_path, remote):
 
 @pytest.mark.parametrize(("num_bytes", "is_enough"), [(4_000_000, True), (3_999_999, False)])
 def test_node_cache_smaller_than_a_block_is_refused_with_the_figures(tmp_path, remote, num_bytes, is_enough):
-    """A block of two shards holds 4,000,000 bytes."""
+    """Case 10. A block of two shards holds 4,000,000 bytes."""
     asked = job(cache_folder=str(tmp_path), cache_gib=float(np.nextafter(num_bytes / (1 << 30), 1)))
     if is_enough:
         assert node_cache(asked, [remote]) is not None
