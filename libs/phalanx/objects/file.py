@@ -219,7 +219,27 @@ def _open_new(temporary: Path) -> int:
         _make_folders(temporary.parent)
         with suppress(FileNotFoundError):
             return os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    if _takes_nothing(temporary.parent):
+        raise StoreDenied(
+            str(temporary.parent),
+            expected="a folder that can be made and written",
+            remedy="it can't be, on the file system that it lies on: choose another storage URL",
+        )
     raise StoreError(f"{temporary.parent}: the folder vanished {_FOLDER_RACES} times while an object was created in it")
+
+
+def _takes_nothing(folder: Path) -> bool:
+    """Whether the deepest folder that is there, of `folder` and those above, stays and takes no new folder: /proc says
+    of one that it is not found.
+    """
+    there = next(each for each in (folder, *folder.parents) if each.is_dir())
+    trial = there / temporary_name()
+    try:
+        trial.mkdir()
+    except FileNotFoundError:
+        return there.is_dir()
+    trial.rmdir()
+    return False
 
 
 def _make_folders(folder: Path) -> None:

@@ -152,3 +152,44 @@ def test_data_commands_refuse_storage_that_ends_with_them(tmp_path, phalanx, com
 def test_a_wrong_url_is_told_the_forms_that_last(tmp_path, phalanx):
     code, _, errors = phalanx("data", "prepare", write_file(tmp_path, "t.txt", b"text"), "--out", "gs://bucket/x")
     assert code == 2 and "s3://bucket/prefix" in errors and "memory" not in errors
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "options", "reason"),
+    [
+        ("a.txt", b"\xff\xfe\xfa", (), "1 of 1 documents are not UTF-8: convert them, as with iconv"),
+        ("a.jsonl", b"{broken\n" * 3, (), "3 of 3 documents are broken records: check what wrote them"),
+        ("a.jsonl", b'{"body": "x"}\n' * 2 + b"{\n", (), "2 of 3 documents have no text in 'text': name the field"),
+        ("a.jsonl", b"\n\n", (), "it holds no document: check the path"),
+        ("a.txt", b" \n ", (), "1 of 1 documents are white space only: check the path"),
+        ("a.txt", b"", (), "1 of 1 documents are files of 0 bytes: check the path"),
+        ("a.txt", b"short", ("--min-chars", 9), "1 of 1 documents are shorter than --min-chars 9: lower it"),
+        ("a.txt", b"a long one", ("--max-chars", 9), "1 of 1 documents are longer than --max-chars 9: raise it"),
+        ("a.txt", b"a long one", ("--max-bytes", 9), "no text lies before --max-bytes 9: raise it"),
+        ("a.txt", b"only one", ("--held-out-fraction", 0.9999999), "lower --held-out-fraction or give more documents"),
+    ],
+)
+def test_prepare_of_input_without_usable_text_names_the_true_reason(tmp_path, prepare, name, data, options, reason):
+    file = write_file(tmp_path, name, data)
+    code, output, errors = prepare(file, "--out", f"file://{tmp_path}/out", *options)
+    assert code == 2 and not output and errors.count("\n") == 1
+    assert "expected at least one document with text to train on" in errors and f"; {reason}" in errors
+    assert ("--max-bytes" in errors) == ("--max-bytes" in options)
+
+
+@pytest.mark.parametrize("fraction", ["0", "0.0000001"])
+def test_prepare_and_merge_ask_for_a_larger_fraction_only_where_documents_were_to_be_held_out(
+    corpus, tmp_path, prepare, phalanx, fraction
+):
+    out, options = f"file://{tmp_path}/out", ("--held-out-fraction", fraction)
+    wants = fraction != "0"
+    assert ("raise --held-out-fraction" in prepare(corpus, "--out", out, *options)[1]) == wants
+    prepare(corpus, "--out", f"{out}2", *options, "--part", "1/1")
+    code, output, errors = phalanx("data", "merge", "--out", f"{out}2")
+    assert code == 0, errors
+    assert ("raise --held-out-fraction" in output) == wants
+
+
+def test_prepare_with_a_folder_for_a_tokenizer_says_so(corpus, tmp_path, phalanx):
+    code, _, errors = phalanx("data", "prepare", corpus, "--out", f"file://{tmp_path}/out", "--tokenizer", tmp_path)
+    assert code == 2 and f"--tokenizer is '{tmp_path}': expected a tokenizer.json file; it is a folder" in errors

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.config import AsJson
+from phalanx.cli.data.arguments import refuse
 from phalanx.cli.data.options import EOS_TOKEN, SHARD_TOKENS, VOCAB_SIZE, HeldOutFraction, Out, PartOfWork, ShardTokens
 from phalanx.cli.output import print_json
-from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
     from phalanx.data.prepare import PrepareReport
@@ -71,10 +71,8 @@ def prepare(
     from phalanx.data.prepare import prepare as run_preparation
     from phalanx.objects import open_store
 
-    if vocab_size is not None and tokenizer is not None:
-        raise PhalanxError(
-            "--vocab-size", value=vocab_size, expected="no such option with --tokenizer", remedy="leave one of them out"
-        )
+    if tokenizer is not None:
+        refuse({"--vocab-size": vocab_size}, "--tokenizer")
     size, lengths = VOCAB_SIZE if vocab_size is None else vocab_size, Lengths(min_chars, max_chars)
     settings = PrepareSettings(size, tokenizer, eos_token, held_out_fraction, max_bytes, shard_tokens, lengths)
     settings.check()
@@ -90,7 +88,7 @@ def prepare(
     if chosen is not None:
         print_json(asdict(made)) if as_json else print_part(Console(), made)
     else:
-        show_report(report, as_json)
+        show_report(report, as_json, expects_held_out=held_out_fraction > 0)
 
 
 def merge(out: Out, as_json: AsJson = False) -> None:
@@ -101,16 +99,18 @@ def merge(out: Out, as_json: AsJson = False) -> None:
     from phalanx.data.importing import import_recipe
     from phalanx.data.importing import merge as merge_import
     from phalanx.data.prepare import merge as run_merge
+    from phalanx.data.prepare.claim import read_claim
     from phalanx.objects import open_store
 
     store = open_store(out)
     recipe = import_recipe(store)
     with PrepareDisplay(Console(stderr=True)) as display:
         report = run_merge(store, display.observe) if recipe is None else merge_import(store, recipe, display.observe)
-    show_report(report, as_json, expects_held_out=recipe is None)
+    settings = recipe if recipe is not None else read_claim(store)[0]
+    show_report(report, as_json, expects_held_out=settings["held_out_fraction"] > 0)
 
 
-def show_report(report: PrepareReport, as_json: bool, *, expects_held_out: bool = True) -> None:
+def show_report(report: PrepareReport, as_json: bool, *, expects_held_out: bool) -> None:
     """Prints what came out; see `print_report`."""
     from rich.console import Console
 

@@ -17,10 +17,19 @@ from phalanx.data.prepare.settings import PrepareSettings
 from phalanx.data.prepare.sources import Source
 
 _MORE_TEXT = "lower --held-out-fraction or give more documents"
+_REMEDIES = {
+    rules.ZERO_BYTES: "are files of 0 bytes: check the path",
+    rules.BROKEN: "are broken records: check what wrote them",
+    NO_TEXT: "have no text in {field!r}: name the field that holds it with --text-field",
+    rules.INVALID_UTF8: "are not UTF-8: convert them, as with iconv",
+    rules.EMPTY: "are white space only: check the path",
+    rules.TOO_SHORT: "are shorter than --min-chars {least}: lower it",
+    rules.TOO_LONG: "are longer than --max-chars {most}: raise it",
+}
 
 
 class OrderedReading:
-    """One pass. figures: what was read so far; counts: by rule; piece: the one at hand."""
+    """One pass. figures: what was read so far; counts: by rule; piece: the one at hand; is_cut: the cap ended it."""
 
     def __init__(self, source: Source, pieces: Sequence[Piece], settings: PrepareSettings) -> None:
         self._source, self._pieces, self._settings = source, pieces, settings
@@ -28,6 +37,7 @@ class OrderedReading:
         self.counts: Counter[str] = Counter()
         self.figures = Figures()
         self.any_kept = False
+        self.is_cut = False
         self.piece: Piece | None = None
 
     def training_texts(self) -> Iterator[bytes]:
@@ -48,6 +58,7 @@ class OrderedReading:
             self.piece = piece
             for raw in self._source.read(piece):
                 if cap is not None and self.figures.num_bytes + raw.num_bytes > cap:
+                    self.is_cut = True
                     return
                 self.figures += Figures(1, raw.num_bytes)
                 text = rules.clean(raw, self.counts, self._settings.lengths)
@@ -71,14 +82,19 @@ def check_any_text(source: Source, pieces: Sequence[Piece], settings: PrepareSet
         raise PhalanxError(
             str(source.root) or "the input",
             expected=f"at least one document with text to train on{found}",
-            remedy=_remedy(source, reading),
+            remedy=_remedy(source, reading, settings),
         )
 
 
-def _remedy(source: Source, reading: OrderedReading) -> str:
-    """What helps an input of which nothing is left."""
+def _remedy(source: Source, reading: OrderedReading, settings: PrepareSettings) -> str:
+    """What helps an input of which nothing is left: by the rule that dropped most of it."""
     if reading.any_kept:
         return _MORE_TEXT
-    if reading.counts[NO_TEXT] * 2 > reading.figures.num_records:
-        return f"most records have no text in {source.fields.text!r}: name the field that holds it with --text-field"
-    return "check the path, or raise --max-bytes"
+    if reading.is_cut:
+        return f"no text lies before --max-bytes {settings.max_bytes}: raise it"
+    name, count = max(((name, reading.counts[name]) for name in rules.DROPPED), key=lambda each: each[1])
+    if not count:
+        return "it holds no document: check the path"
+    lengths = settings.lengths
+    remedy = _REMEDIES[name].format(field=source.fields.text, least=lengths.min_chars, most=lengths.max_chars)
+    return f"{count:,} of {reading.figures.num_records:,} documents {remedy}"

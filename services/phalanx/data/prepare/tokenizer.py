@@ -86,9 +86,8 @@ def train_tokenizer(texts: Iterator[bytes], vocab_size: int, eos_token: str) -> 
 def read_tokenizer_file(path: Path) -> bytes:
     """Bytes of a given tokenizer.json; raises PhalanxError where there is none."""
     if not path.is_file():
-        raise PhalanxError(
-            "--tokenizer", value=str(path), expected="a tokenizer.json file", remedy="no such file: check the path"
-        )
+        remedy = "it is a folder: name the file in it" if path.is_dir() else "no such file: check the path"
+        raise PhalanxError("--tokenizer", value=str(path), expected="a tokenizer.json file", remedy=remedy)
     return path.read_bytes()
 
 
