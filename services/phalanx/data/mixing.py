@@ -18,14 +18,16 @@ from typing import Final
 from phalanx.core.errors import PhalanxError
 from phalanx.data.jobs import FoundJob, keep
 from phalanx.lineage import JournalEntry, Lineage, position_after
-from phalanx.lineage.plan import MIXTURE_KIND
+from phalanx.lineage.plan import MIXTURE_KIND, MixtureChange, mixture_changes
 from phalanx.lineage.registry import JobName
-from phalanx.lineage.wishes import Wish, Wishes, grant
+from phalanx.lineage.wishes import Wish, Wishes, earliest_change, grant
 from phalanx.objects import ObjectStore
 from phalanx.spec import Job
+from phalanx.trainer.mixing import mixture_of
 
 MAX_TEXT: Final = 64
 _KEPT_JOBS: Final = 4096
+_ENDLESS_TOKENS: Final = 1 << 50  # of a source, where only its weight counts
 _NUM_LOCKS: Final = 64
 
 
@@ -36,12 +38,14 @@ def wish_for_weights(
     where it may have others by now than `job` says.
 
     Raises PhalanxError for a job of one split, sources that it does not have, what is no weight, a request id that
-    asked for something else, and a new wish for a job that is done.
+    asked for something else, and a new wish for a job that is done, or one that would leave no source to read.
     """
     check_weights(job, weights)
     wishes = Wishes(store)
-    if all(wish.request_id != request_id for wish in wishes.all()):
+    known = wishes.all()
+    if all(wish.request_id != request_id for wish in known):
         _require_steps_to_come(store, job, job.training.steps if steps is None else steps)
+        _require_weight(Lineage(store), job, known, weights)
     return wishes.add(MIXTURE_KIND, {"weights": dict(sorted(weights.items()))}, request_id)
 
 
@@ -53,6 +57,27 @@ def _require_steps_to_come(store: ObjectStore, job: Job, steps: int) -> None:
             value=f"done, at step {live[-1].step}",
             expected="a job that has steps to train, as weights hold from its next reading plan on",
             remedy="give it more training.steps first, or fork it",
+        )
+
+
+def _require_weight(lineage: Lineage, job: Job, known: Sequence[Wish], weights: Mapping[str, str]) -> None:
+    """Raises PhalanxError where `weights` would leave every source at 0, with those that hold by the job file, the
+    journal and the wishes before it: the run would end there.
+    """
+    record, newest, live = lineage.read_job(), lineage.newest_attempt(), lineage.checkpoints()
+    origin = record.origin if record is not None else None
+    step = live[-1].step if live else origin.step if origin is not None else 0
+    entries = lineage.journal(newest.number) if newest is not None else ()
+    position = earliest_change(entries, position_after(step, job.training.global_batch_size, origin))
+    granted = {entry.request_id for entry in entries}
+    wanted = [wish.payload["weights"] for wish in known if wish.entry_id not in granted]
+    changes = [MixtureChange(position, tuple(sorted(each.items()))) for each in (*wanted, weights)]
+    endless = dict.fromkeys(job.data.training, _ENDLESS_TOKENS)
+    if mixture_of(job, endless, origin, (*mixture_changes(entries), *changes)).end == position:
+        raise PhalanxError(
+            f"weights {', '.join(f'{name}={text}' for name, text in sorted(weights.items()))}",
+            expected="one source above 0 at least: the others are at 0 already, so there would be nothing to read",
+            remedy="give one of them a number above 0 in the same command",
         )
 
 

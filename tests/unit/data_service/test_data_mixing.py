@@ -156,6 +156,26 @@ def test_wish_for_a_job_that_is_done_is_refused_unless_it_is_known(bench: Bench)
     assert wish_for_weights(bench.store, MIXED, {"code": "3"}, "c", steps=120).number == 3
 
 
+def test_wish_that_leaves_no_source_with_those_before_it_is_refused(bench: Bench) -> None:
+    """Whether the one before it is granted or not; the run would end without a word."""
+    bench.plan(1, 0)
+    for is_granted in (False, True):
+        if is_granted:
+            assert bench.changes(1, 16) == [(16 * BATCH, {"code": "0"})]
+        else:
+            bench.wish("a", code="0")
+        with pytest.raises(PhalanxError, match=r"^weights web=0: expected one source above 0 at least"):
+            bench.wish("b", web="0")
+    assert bench.wish("c", web="0", code="1") == 2
+    assert bench.wish("d", web="1") == 3
+    assert bench.wish("e", code="0") == 4
+
+
+def test_wish_for_no_source_by_the_weights_of_the_job_file_is_refused(bench: Bench) -> None:
+    with pytest.raises(PhalanxError, match=r"^weights web=0: expected one source above 0"):
+        wish_for_weights(bench.store, job_of(web=3, code=0), {"web": "0"}, "a")
+
+
 def test_wishes_at_once_are_all_kept_and_numbered(bench: Bench) -> None:
     def many(number: int) -> None:
         wish_for_weights(bench.store, MIXED, {"code": str(number)}, f"request-{number}")
