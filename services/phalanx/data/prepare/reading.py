@@ -11,7 +11,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.data.prepare import rules
 from phalanx.data.prepare.chunk import content_digest
 from phalanx.data.prepare.inputs import Piece
-from phalanx.data.prepare.inputs.documents import NO_TEXT
+from phalanx.data.prepare.inputs.documents import BROKEN, INVALID_UTF8, NO_TEXT
 from phalanx.data.prepare.progress import Figures
 from phalanx.data.prepare.settings import PrepareSettings
 from phalanx.data.prepare.sources import Source
@@ -19,9 +19,9 @@ from phalanx.data.prepare.sources import Source
 _MORE_TEXT = "lower --held-out-fraction or give more documents"
 _REMEDIES = {
     rules.ZERO_BYTES: "are files of 0 bytes: check the path",
-    rules.BROKEN: "are broken records: check what wrote them",
+    BROKEN: "are broken records: check what wrote them",
     NO_TEXT: "have no text in {field!r}: name the field that holds it with --text-field",
-    rules.INVALID_UTF8: "are not UTF-8: convert them, as with iconv",
+    INVALID_UTF8: "are not UTF-8: convert them, as with iconv",
     rules.EMPTY: "are white space only: check the path",
     rules.TOO_SHORT: "are shorter than --min-chars {least}: lower it",
     rules.TOO_LONG: "are longer than --max-chars {most}: raise it",
