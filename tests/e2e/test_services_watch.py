@@ -5,8 +5,11 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ from phalanx.trainer.places import job_store
 
 SEED = 20261128
 NUM_CONNECTIONS, KILL_AT = 100, (30, 70)
+ANSWER_S = 60.0
 KEPT_EVENTS = 12
 NAME = "projects/default/jobs/watched"
 
@@ -34,36 +38,47 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 
 class Restless:
-    """Stops and resumes a job that has no nodes, over and over: three events a turn."""
+    """Stops and resumes a job that has no nodes, over and over: three events a turn. Leaving it raises what it met."""
 
     def __init__(self, running: Services) -> None:
         self._running, self._is_over = running, threading.Event()
-        self._thread = threading.Thread(target=self._go, daemon=True)
+        self._thread = ThreadPoolExecutor(1)
 
     def __enter__(self) -> Restless:
-        self._thread.start()
+        self._going = self._thread.submit(self._go)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._is_over.set()
-        self._thread.join(60)
+        self._thread.shutdown()
+        self._going.result()
+
+    def check(self) -> None:
+        """Raises what it met where it has ended by itself: nothing would happen any more."""
+        if self._going.done():
+            self._going.result()
 
     def _go(self) -> None:
         with self._running.client() as client:
-            turn = 0
-            while not self._is_over.wait(0.05):
-                turn += 1
-                self._turn(client, turn)
+            for turn in count(1):
+                # Each call alone until it is answered: a stop said once more behind its resume would do nothing.
+                answered(partial(client.stop, NAME, request_id=f"stop-{turn}"))
+                answered(partial(client.wait, NAME, ANSWER_S))
+                answered(partial(client.resume, NAME, request_id=f"resume-{turn}"))
+                if self._is_over.wait(0.05):
+                    return
 
-    def _turn(self, client: Client, turn: int) -> None:
-        while True:
-            try:
-                client.stop(NAME, request_id=f"stop-{turn}")
-                client.wait(NAME, 30)
-                client.resume(NAME, request_id=f"resume-{turn}")
-            except Unavailable:
-                continue
+
+def answered(call: Callable[[], object]) -> None:
+    """Makes a call again while train is being started again."""
+    end_s = time.monotonic() + ANSWER_S
+    while True:
+        try:
+            call()
             return
+        except Unavailable:
+            if time.monotonic() > end_s:
+                raise
 
 
 def connect_once(client: Client, after: int, at_most: int, seen: list[int]) -> None:
@@ -96,9 +111,10 @@ def test_client_that_reconnects_a_hundred_times_misses_no_event_and_sees_none_tw
                 followed.extend(event.revision for event in other.watch(NAME))
 
         threading.Thread(target=follow, daemon=True).start()
-        with Restless(shared):
+        with Restless(shared) as restless:
             connections = 0
             while connections < NUM_CONNECTIONS:
+                restless.check()
                 if connections in KILL_AT and shared.state.process("train").restarts <= KILL_AT.index(connections):
                     shared.kill("train")
                 try:
