@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from split_kit import texts_of, tokenizer_bytes, write_dataset
 
-from phalanx.cli.counting import Counting
+from phalanx.cli.counting import counting
 from phalanx.objects import open_store
 
 TEXTS = texts_of(4, 60)
@@ -184,10 +184,10 @@ def test_option_without_effect_is_refused_in_one_line(phalanx, job, url, command
 
 def test_counting_says_a_line_every_five_seconds_where_there_is_no_terminal():
     now, said = [0.0], io.StringIO()
-    with Counting(Console(file=said), clock=lambda: now[0]) as counting:
+    with counting(Console(file=said), clock=lambda: now[0]) as observe:
         for done in range(1, 13):
             now[0] += 1.0
-            counting.observe("passes", done, 2000)
+            observe("passes", done, 2000)
     assert said.getvalue() == "passes: 5 of 2,000\npasses: 10 of 2,000\n"
 
 

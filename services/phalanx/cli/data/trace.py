@@ -63,7 +63,7 @@ def trace(
     """
     from rich.console import Console
 
-    from phalanx.cli.counting import Counting
+    from phalanx.cli.counting import counting
     from phalanx.cli.named import job_of
     from phalanx.data.job_tracing import tracer_of
 
@@ -80,8 +80,8 @@ def trace(
         refuse({"--limit": limit}, "--document")
     epochs, limit = epochs or _EPOCHS, limit or _LIMIT
     found = job_of(where, overrides or (), context)
-    with Counting(Console(stderr=True)) as counting:
-        tracer = tracer_of(found, shows=show, told=counting.observe)
+    with counting(Console(stderr=True)) as observe:
+        tracer = tracer_of(found, shows=show, told=observe)
         if step is not None:
             subject, rows = _step(tracer, found, step)
         elif document is not None:
