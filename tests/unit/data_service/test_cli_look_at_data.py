@@ -2,12 +2,13 @@
 
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from rich.console import Console
 from split_kit import texts_of, tokenizer_bytes, write_dataset
 
-from phalanx.cli.counting import counting
+from phalanx.cli.counting import counting, counting_bytes
 from phalanx.objects import open_store
 
 TEXTS = texts_of(4, 60)
@@ -189,6 +190,18 @@ def test_counting_says_a_line_every_five_seconds_where_there_is_no_terminal():
             now[0] += 1.0
             observe("passes", done, 2000)
     assert said.getvalue() == "passes: 5 of 2,000\npasses: 10 of 2,000\n"
+
+
+def test_counting_bytes_from_many_threads_says_each_line_once():
+    said, now = io.StringIO(), [0.0]
+    with counting_bytes(Console(file=said), "verify", 8000, clock=lambda: now[0]) as told:
+        for second in (6.0, 12.0):
+            now[0] = second
+            with ThreadPoolExecutor(8) as threads:
+                list(threads.map(told, [100] * 40))
+    first, second = said.getvalue().splitlines()
+    assert first.startswith("verify: ") and first.endswith("00 of 8,000 bytes")
+    assert int(second.split()[1].replace(",", "")) > 4000
 
 
 @pytest.mark.parametrize("options", [["--document", "doc/4.txt"], ["--text", "no4x31 "], ["--step", 2]])

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import threading
+from contextlib import ExitStack
 
 import pytest
 from split_kit import texts_of, tokenizer_bytes, write_dataset
@@ -62,9 +63,9 @@ def ended_early(dataset, state, end):
     os.mkfifo(stuck)
     others = [number for number in range(NUM_SHARDS) if number != STUCK]
     options = [] if state is None else ["--state", state]
-    with Command([PHALANX, "data", "verify", dataset.as_uri(), *options]) as command:
+    with ExitStack() as pipe, Command([PHALANX, "data", "verify", dataset.as_uri(), *options]) as command:
         if state is None:
-            wait_until(lambda: is_waited_for(stuck), 60, "a thread waits for the tar")
+            wait_until(lambda: is_waited_for(stuck, pipe), 60, "a thread waits for the tar")
         else:
             wait_until(lambda: shards_in(state) == others, 60, "the other shards are checked")
         command.process.send_signal(end)
@@ -74,10 +75,10 @@ def ended_early(dataset, state, end):
     return finished
 
 
-def is_waited_for(pipe):
-    """Whether somebody waits until the pipe is written; who does is let go on, to its next look at it."""
+def is_waited_for(pipe, opened):
+    """Whether somebody waits until the pipe is written; who does waits on until `opened` ends."""
     try:
-        os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
+        opened.callback(os.close, os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
     except OSError:
         return False
     return True

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -21,8 +20,6 @@ from phalanx.cli.output import print_json
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from phalanx.data.catalog import FoundSplit
     from phalanx.data.checked import CheckedShards
     from phalanx.data.verification import Damage, ShardCheck
@@ -150,13 +147,14 @@ def _verify_dataset(url: str, state: Path | None, as_json: bool) -> None:
 
 
 def _check(splits: Sequence[FoundSplit], checked: CheckedShards | None, found: _Found) -> None:
+    from rich.console import Console
+
+    from phalanx.cli.counting import counting_bytes
     from phalanx.data.verification import verify_split
 
-    with _bar() as bar:
-        task = bar.add_task("verify", total=sum(each.split.num_bytes for each in splits))
+    with counting_bytes(Console(stderr=True), "verify", sum(each.split.num_bytes for each in splits)) as told:
         for each in splits:
             of_split = None if checked is None else checked.of(each.path, each.split.digest)
-            told = partial(bar.advance, task)
             for check in verify_split(each.store, each.split, told, checked=of_split):
                 found.take(each.path, check)
 
@@ -184,15 +182,3 @@ def _end_at_once(found: _Found, checked: CheckedShards | None, as_json: bool) ->
     sys.stderr.write(f"phalanx: interrupted; {kept}\n")
     sys.stderr.flush()
     os._exit(INTERRUPTED)
-
-
-def _bar() -> Progress:
-    """Bytes done and to do, bytes a second and time left, on a terminal's standard error; else nothing."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-
-    console = Console(stderr=True)
-    columns = (BarColumn(bar_width=30), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(
-        TextColumn("{task.description}"), *columns, console=console, transient=True, disable=not console.is_terminal
-    )
