@@ -106,7 +106,7 @@ def test_resume_in_the_same_layout_is_bit_for_bit(
     for name, values in expected.items():
         np.testing.assert_array_equal(values, found[name], err_msg=name)
     assert len(lineage_of(resumed).attempts()) == 3
-    assert_proven(resumed, 8)
+    assert_proven(resumed, 8, chosen)
 
 
 RELAYOUT = {
@@ -140,7 +140,7 @@ def test_resume_in_other_layouts_keeps_the_loss_of_one_process(
     assert max_relative_difference(losses, losses_of(one)) <= BOUNDS[precision]
     placements = [attempt.placement["world_size"] for attempt in lineage_of(many).attempts()]
     assert placements == [1, 2, 4, 3, 2, 4, 2, 2, 1]
-    assert_proven(many, last)
+    assert_proven(many, last, chosen)
 
 
 def test_users_own_model_keeps_its_loss_over_a_change_of_layout(
