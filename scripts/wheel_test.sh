@@ -21,9 +21,10 @@ import fcntl, socket, struct
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
 fcntl.ioctl(s, 0x8914, struct.pack(\"16sh\", b\"lo\", 0x1 | 0x40))"
   export OMP_NUM_THREADS=1 PATH='"$work"'/venv/bin:$PATH
-  phalanx data prepare text --out file://./runs/corpus --vocab-size 512
+  phalanx data prepare text --out file://./runs/corpus --vocab-size 512 2>said || { cat said; exit 1; }
+  if grep Warning said; then exit 1; fi
   phalanx run job.toml --set training.steps=10
-  phalanx data verify job.toml
+  phalanx data verify job.toml --set training.steps=10
   phalanx checkpoint export job.toml latest --out exported
   test -s exported/model.safetensors
   phalanx up -d --port-base 0 --slots 2

@@ -39,7 +39,7 @@ def trainers_of(pid):
     found = []
     for child in psutil.Process(pid).children():
         try:
-            if "phalanx.data.prepare.training" in child.cmdline():
+            if "phalanx.data.prepare.trainer" in child.cmdline():
                 found.append(child)
         except psutil.Error:
             continue

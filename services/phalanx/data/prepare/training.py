@@ -1,9 +1,6 @@
-"""`python -m phalanx.data.prepare.training`: trains a tokenizer in a process of its own.
+"""Trains a tokenizer in a process of its own (`trainer`), which an interrupt ends at once.
 
-The trainer is native code that looks at no signal for minutes; a process can be killed. In: a line of JSON (what to
-train), then each text as its length (uint64, little endian) and its bytes, then the length END. Out: the bytes of
-tokenizer.json behind their length, and nothing where anything failed. It ends at once, whatever it is doing, when its
-standard input does.
+The trainer is native code that looks at no signal for minutes; a process can be killed.
 """
 
 from __future__ import annotations
@@ -12,19 +9,16 @@ import json
 import os
 import selectors
 import struct
-import sys
-import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
 from phalanx.core.errors import OutsideError
 from phalanx.data.prepare import processes
-from phalanx.data.prepare.tokenizer import train_tokenizer
 
-_LENGTH = struct.Struct("<Q")
-_END = (1 << 64) - 1
+LENGTH = struct.Struct("<Q")
+END = (1 << 64) - 1
 _WRITE_BYTES, _READ_BYTES = 1 << 16, 1 << 20
 _PATIENCE_S = 300.0  # without a byte taken
 _POLL_S = 0.5
@@ -38,9 +32,9 @@ def train_apart(texts: Iterable[bytes], vocab_size: int, eos_token: str) -> byte
     with _Trainer() as trainer:
         trainer.send(json.dumps({"vocab_size": vocab_size, "eos_token": eos_token}).encode() + b"\n")
         for text in texts:
-            trainer.send(_LENGTH.pack(len(text)))
+            trainer.send(LENGTH.pack(len(text)))
             trainer.send(text)
-        trainer.send(_LENGTH.pack(_END))
+        trainer.send(LENGTH.pack(END))
         trainer.flush()
         return trainer.result()
 
@@ -49,7 +43,7 @@ class _Trainer:
     """The process, as a context manager that kills it on the way out."""
 
     def __init__(self) -> None:
-        self._process = processes.start("phalanx.data.prepare.training", {})
+        self._process = processes.start("phalanx.data.prepare.trainer", {})
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input, self._output = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._input, False)
@@ -104,40 +98,10 @@ class _Trainer:
                 if not data:
                     break
                 found += data
-        if len(found) < _LENGTH.size or _LENGTH.unpack_from(found)[0] != len(found) - _LENGTH.size:
+        if len(found) < LENGTH.size or LENGTH.unpack_from(found)[0] != len(found) - LENGTH.size:
             raise self._died()
-        return bytes(found[_LENGTH.size :])
+        return bytes(found[LENGTH.size :])
 
     def _died(self) -> OutsideError:
         how = processes.how_it_ended(processes.end(self._process), "a smaller --vocab-size or --max-bytes needs less")
         return OutsideError(f"{self._named} died: {how}")
-
-
-def main() -> int:
-    """The exit code of the process."""
-    answer = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else is printed is no answer
-    stream = sys.stdin.buffer
-    order = json.loads(stream.readline())
-    trained = train_tokenizer(_texts(stream), order["vocab_size"], order["eos_token"])
-    answer.write(_LENGTH.pack(len(trained)) + trained)
-    answer.close()
-    return 0
-
-
-def _texts(stream: BinaryIO) -> Iterator[bytes]:
-    """The texts that come; once they are complete, a thread waits for the end of whoever sent them."""
-    while (length := _LENGTH.unpack(_exactly(stream, _LENGTH.size))[0]) != _END:
-        yield _exactly(stream, length)
-    threading.Thread(target=_exactly, args=(stream, 1), name="phalanx-parent", daemon=True).start()
-
-
-def _exactly(stream: BinaryIO, num_bytes: int) -> bytes:
-    data = stream.read(num_bytes)
-    if len(data) < num_bytes:  # nobody waits for an answer any more
-        os._exit(1)
-    return data
-
-
-if __name__ == "__main__":
-    sys.exit(main())
