@@ -23,6 +23,7 @@ SEQ_LEN, BATCH = 2048, 16
 
 def flat_tokens(folder: Path, num_shards: int, shard_tokens: int = SHARD_TOKENS) -> NDArray[np.uint16]:
     """All tokens as a mapped file of uint16, made once."""
+    folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"tokens-{num_shards}.bin"
     if not path.exists():
         drawn = np.random.default_rng(0).integers(0, VOCAB_SIZE, num_shards * shard_tokens, dtype=np.uint16)
