@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.errors import PhalanxError
-from phalanx.objects import ObjectMissing, ObjectStore, StorageSettings, open_store
+from phalanx.objects import ObjectStore, StorageSettings, open_store
 from phalanx.stream.ids import find_id, read_ids
-from phalanx.stream.manifest import MANIFEST_KEY, Split, open_split
+from phalanx.stream.manifest import Split, has_manifest, open_split
 from phalanx.stream.members import ShardIndices
 from phalanx.stream.pieces import Piece, SplitPieces
 from phalanx.stream.recent import Recent
@@ -181,7 +181,7 @@ def open_documents(
     store = open_store(_url_of(url), settings)
     if split is not None:
         store = store.within(split)
-    elif not _has_manifest(store) and _has_manifest(store.within("train")):
+    elif not has_manifest(store) and has_manifest(store.within("train")):
         store = store.within("train")
     return Documents(store, open_split(store), settings)
 
@@ -229,11 +229,3 @@ def document_numbered(documents: Documents, shard: str, number: int | None = Non
             remedy="leave out --shard to name a document by its id",
         )
     return documents.at(found, number or 0)
-
-
-def _has_manifest(store: ObjectStore) -> bool:
-    try:
-        store.info(MANIFEST_KEY)
-    except ObjectMissing:
-        return False
-    return True

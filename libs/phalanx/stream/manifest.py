@@ -306,6 +306,15 @@ def _inline(table: ShardTable) -> ShardColumns:
     )
 
 
+def has_manifest(store: ObjectStore) -> bool:
+    """Whether `store` is rooted at a split; raises the store's error where it can't tell."""
+    try:
+        store.info(MANIFEST_KEY)
+    except ObjectMissing:
+        return False
+    return True
+
+
 def open_split(store: ObjectStore, expected_digest: str | None = None, node_folder: Path | None = None) -> Split:
     """Reads and checks the manifest of the split folder that `store` is rooted at.
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from phalanx.core.errors import PhalanxError
 from phalanx.data.prepare.report import HELD_OUT, REPORT_KEY, TRAIN
 from phalanx.objects import ObjectMissing, ObjectStore
-from phalanx.stream.manifest import MANIFEST_KEY, Split, index_key, open_split
+from phalanx.stream.manifest import MANIFEST_KEY, Split, has_manifest, index_key, open_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def whole_and_lost_at(store: ObjectStore) -> tuple[tuple[FoundSplit, ...], tuple
 
 def _splits_below(store: ObjectStore, folder: str) -> Iterator[FoundSplit | LostSplit]:
     here, prefix = (store.within(folder), f"{folder}/") if folder else (store, "")
-    if _has_manifest(here):
+    if has_manifest(here):
         yield FoundSplit(folder, here, open_split(here))
         return
     has_shards = False
@@ -84,7 +84,7 @@ def _splits_below(store: ObjectStore, folder: str) -> Iterator[FoundSplit | Lost
         if key.endswith("/"):
             yield from _splits_below(store, key.rstrip("/"))
         elif key == prefix + REPORT_KEY:
-            named = (name for name in _reported(here) if not _has_manifest(here.within(name)))
+            named = (name for name in _reported(here) if not has_manifest(here.within(name)))
             yield from (LostSplit(prefix + name) for name in named)
         elif not has_shards and key.endswith(index_key("")):
             has_shards = True
@@ -100,14 +100,6 @@ def _reported(dataset: ObjectStore) -> tuple[str, ...]:
     if not isinstance(report, dict) or not str(report.get("format")).startswith("phalanx.report/"):
         return ()
     return tuple(name for name in (TRAIN, HELD_OUT) if report.get(name) is not None)
-
-
-def _has_manifest(store: ObjectStore) -> bool:
-    try:
-        store.info(MANIFEST_KEY)
-    except ObjectMissing:
-        return False
-    return True
 
 
 def _no_dataset(store: ObjectStore) -> PhalanxError:

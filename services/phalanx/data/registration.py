@@ -43,7 +43,7 @@ from phalanx.data.verification import verify_tokenizers
 from phalanx.lineage import DamagedObject
 from phalanx.objects import ObjectExists, ObjectMissing, ObjectStore, StorageSettings, open_store
 from phalanx.rpc.errors import AlreadyExists, NotFound
-from phalanx.stream.manifest import MANIFEST_KEY, Split, open_split
+from phalanx.stream.manifest import MANIFEST_KEY, Split, has_manifest, open_split
 
 _LOG = logging.getLogger(__name__)
 
@@ -177,7 +177,7 @@ class Catalog:
 
     def _splits(self, root: ObjectStore) -> dict[str, Split]:
         """The splits below a folder, checked."""
-        found = {name: root.within(name) for name in SPLITS if _has_manifest(root.within(name))}
+        found = {name: root.within(name) for name in SPLITS if has_manifest(root.within(name))}
         if "train" not in found:
             raise PhalanxError(
                 root.url,
@@ -211,11 +211,3 @@ class Catalog:
         except (DamagedObject, ObjectMissing) as error:
             _LOG.error("left out of the catalog: %s/%s: %s", self._registry.url, key, error)
             return None
-
-
-def _has_manifest(store: ObjectStore) -> bool:
-    try:
-        store.info(MANIFEST_KEY)
-    except ObjectMissing:
-        return False
-    return True
