@@ -1,0 +1,15 @@
+"""The `phalanx checkpoint` group: what a job has saved, whether it is whole, what stays; a file for each command."""
+
+from __future__ import annotations
+
+import typer
+
+from phalanx.cli.checkpoint import export, ls, pin, prune, show, verify
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the `checkpoint` group to the command line."""
+    group = typer.Typer(no_args_is_help=True, help="List, show, verify, export, keep and remove checkpoints.")
+    for command in (ls, show, verify, export, prune, pin):
+        command.register(group)
+    app.add_typer(group, name="checkpoint")

@@ -1,0 +1,16 @@
+"""Arguments that several `checkpoint` commands take."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Job = Annotated[
+    str,
+    typer.Argument(
+        metavar="JOB", help="Job file, URL of a job's root (.../projects/P/jobs/NAME), or name of a submitted job."
+    ),
+]
+Submitted = Annotated[str, typer.Argument(metavar="JOB", help="NAME, PROJECT/NAME or projects/PROJECT/jobs/NAME.")]
+Selector = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="`latest`, a step, or a<attempt>-s<step>.")]
