@@ -9,12 +9,14 @@ from phalanx.lineage.values import CheckpointRef, RecordsName
 JOB = "job.json"
 ATTEMPTS = "attempts/"
 JOURNAL = "journal/"
+LEASES = "leases/"
 
 _ATTEMPT = re.compile(r"attempts/([0-9]{8})\.json")
 _ENTRY = re.compile(r"journal/a([0-9]{8})/([0-9]{8})\.json")
 _CHECKPOINT = re.compile(r"a([0-9]{8})/s([0-9]{8})/.+")
 _MANIFEST = re.compile(r"a([0-9]{8})/s([0-9]{8})/manifest\.json")
 _RETIRED = re.compile(r"a([0-9]{8})/s([0-9]{8})/retired\.json")
+_LEASE = re.compile(r"leases/a([0-9]{8})/s([0-9]{8})/([a-z]+-[0-9a-f]{32})/([0-9]{8})\.json")
 _RECORDS = re.compile(r"a([0-9]{8})/records/s([0-9]{8})-s([0-9]{8})-r([0-9]{8})\.safetensors")
 
 
@@ -127,3 +129,19 @@ def objects(ref: CheckpointRef) -> str:
 def tensors(ref: CheckpointRef, writer: str, index: int) -> str:
     """`a<A>/s<step>/objects/<rank>-<n>.safetensors`: tensor data; `writer` is the rank, padded."""
     return f"{objects(ref)}{writer}-{number(index)}.safetensors"
+
+
+def leases_of(ref: CheckpointRef) -> str:
+    """Prefix of the leases on one checkpoint."""
+    return f"{LEASES}{checkpoint(ref)}"
+
+
+def lease(ref: CheckpointRef, name: str, number_: int) -> str:
+    """`leases/a<A>/s<step>/<purpose>-<id>/<n>.json`: the n-th sign of life of whoever works with a checkpoint."""
+    return f"{leases_of(ref)}{name}/{number(number_)}.json"
+
+
+def lease_parts(key: str) -> tuple[CheckpointRef, str, int] | None:
+    """The checkpoint, the lease's name and the number that the key of a lease says, or None for any other key."""
+    match = _LEASE.fullmatch(key)
+    return (CheckpointRef(int(match[1]), int(match[2])), match[3], int(match[4])) if match else None
