@@ -25,6 +25,7 @@ FORMATS: Final = {
     JournalEntry: "phalanx.journal-entry/1",
     Manifest: "phalanx.manifest/1",
 }
+_MANIFEST_ADDITIONS: Final = ("speculative", "metrics")  # without them a manifest is as it was before there were any
 _ADAPTERS: Final[Mapping[type, TypeAdapter[Any]]] = {kind: TypeAdapter(kind) for kind in FORMATS}
 
 
@@ -36,6 +37,8 @@ def encode(value: JobRecord | Attempt | JournalEntry | Manifest) -> bytes:
             del content["origin"]  # as it was before there were forks
         else:
             content["origin"] = value.origin.plain()
+    if isinstance(value, Manifest):
+        content = {name: kept for name, kept in content.items() if kept or name not in _MANIFEST_ADDITIONS}
     return canonical_json({"format": FORMATS[type(value)], "digest": digest_of(content), "content": content})
 
 

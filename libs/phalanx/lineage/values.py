@@ -6,7 +6,7 @@ Steps count global batches: step k is the k-th batch (from 1), and a checkpoint 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -104,7 +104,8 @@ class Manifest:
 
     schedule: scalars of the schedules (tokens seen, loss scale, ...). world_size: ranks that saved it, one part each.
     records: every records object of the attempt up to `step` that no earlier manifest of the attempt names.
-    parts: the part objects, by rank.
+    parts: the part objects, by rank. speculative: taken between the regular ones, of its own quota. metrics: what was
+    measured of the state at `step`, finite numbers by name. Where they say nothing the last two are not stored.
     """
 
     attempt: Ordinal
@@ -118,6 +119,8 @@ class Manifest:
     schedule: Mapping[str, int | float]
     records: tuple[ObjectRef, ...]
     parts: tuple[ObjectRef, ...]
+    speculative: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def ref(self) -> CheckpointRef:

@@ -20,6 +20,8 @@ def draft_message(draft: Manifest) -> pb.ManifestDraft:
         loader_position=draft.loader.position,
         integers=whole,
         reals={name: value for name, value in draft.schedule.items() if name not in whole},
+        speculative=draft.speculative,
+        metrics=draft.metrics,
     )
 
 
@@ -37,4 +39,6 @@ def draft_of(message: pb.ManifestDraft) -> Manifest:
         schedule={**message.integers, **message.reals},
         records=(),
         parts=(),
+        speculative=message.speculative,
+        metrics=dict(message.metrics),
     )

@@ -55,12 +55,30 @@ def _rules(job: Job) -> Iterator[Rule]:
     yield never and job.data.held_out is not None, "data.held_out", reason
     all_stay, reason = not job.checkpoint.keep_latest_k, "checkpoint.keep_latest_k is 0: all checkpoints stay"
     yield all_stay and job.checkpoint.keep_every_n > 0, "checkpoint.keep_every_n", reason
+    yield all_stay and job.checkpoint.keep_best_m > 0, "checkpoint.keep_best_m", reason
+    yield from _checkpoint_rules(job)
     yield (
         job.data.held_out is None and job.data.held_out_digest is not None,
         "data.held_out_digest",
         "data.held_out is not set",
     )
     yield from _cache_rules(job)
+
+
+def _checkpoint_rules(job: Job) -> Iterator[Rule]:
+    checkpoint = job.checkpoint
+    none_best, reason = not checkpoint.keep_best_m, "checkpoint.keep_best_m is 0"
+    for name in ("keep_best_by", "keep_best_order"):
+        yield none_best and name in checkpoint.model_fields_set, f"checkpoint.{name}", reason
+    by_evaluation = checkpoint.keep_best_m > 0 and checkpoint.keep_best_by == "validation_loss"
+    evaluates = job.validation.freq > 0 and job.data.held_out is not None
+    yield by_evaluation and not evaluates, "checkpoint.keep_best_m", "nothing is evaluated on held-out data"
+    speculates = checkpoint.speculative_interval
+    never = speculates > 0 and speculates % checkpoint.interval == 0
+    yield never, "checkpoint.speculative_interval", "a regular checkpoint is due whenever a speculative one is"
+    for name in ("speculative_keep_k", "speculative_healthy_steps"):
+        is_set = name in checkpoint.model_fields_set
+        yield not speculates and is_set, f"checkpoint.{name}", "checkpoint.speculative_interval is 0"
 
 
 def _cache_rules(job: Job) -> Iterator[Rule]:
@@ -89,6 +107,8 @@ def _service_rules(job: Job) -> Iterator[Rule]:
     only = "for a job that is submitted: without the services nobody"
     reason = f"it is {only} deletes checkpoints while it runs; `phalanx checkpoint prune` does it by hand"
     yield job.checkpoint.keep_latest_k > 0, "checkpoint.keep_latest_k", reason
+    has_quota = job.checkpoint.speculative_interval > 0 and "speculative_keep_k" in job.checkpoint.model_fields_set
+    yield has_quota, "checkpoint.speculative_keep_k", reason
     for name in ("on_nan", "on_spike", "on_divergence", "on_hang"):
         yield name in job.recovery.model_fields_set, f"recovery.{name}", f"it is {only} acts on it"
     skips, reason = job.recovery.on_bad_shard == "skip", f"it is {only} decides which windows a shard costs"

@@ -149,7 +149,7 @@ SAME_MEANING: Mapping[str, str] = MappingProxyType(
         "save_interval": "checkpoint.interval",
         "save_steps": "checkpoint.interval",
         "save_total_limit": "checkpoint.keep_latest_k",
-        "save_top_k": "checkpoint.keep_latest_k",
+        "save_top_k": "checkpoint.keep_best_m",
         "eval_interval": "validation.freq",
         "eval_steps": "validation.freq",
         "val_check_interval": "validation.freq",

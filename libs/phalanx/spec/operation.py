@@ -31,6 +31,37 @@ class Checkpoint(Section):
         unit="steps",
         ge=0,
     )
+    keep_best_m: int = key(
+        Mark.FREE,
+        "Best checkpoints by `keep_best_by` that stay, beside the newest; 0 keeps none for that reason.",
+        0,
+        unit="checkpoints",
+        ge=0,
+    )
+    keep_best_by: Literal["loss", "validation_loss"] = key(
+        Mark.FREE,
+        "What tells which are best: the mean training loss of the last 100 steps up to a checkpoint, or the held-out "
+        "loss that was evaluated at its step.",
+        "loss",
+    )
+    keep_best_order: Literal["min", "max"] = key(Mark.FREE, "Whether the least or the greatest is best.", "min")
+    speculative_interval: int = key(
+        Mark.FREE,
+        "Steps between speculative checkpoints, taken between the regular ones; 0 takes none.",
+        0,
+        unit="steps",
+        ge=0,
+    )
+    speculative_keep_k: int = key(
+        Mark.FREE,
+        "Newest speculative checkpoints that stay, beside the last one that was found healthy.",
+        1,
+        unit="checkpoints",
+        ge=1,
+    )
+    speculative_healthy_steps: int = key(
+        Mark.FREE, "Healthy steps after a speculative checkpoint that promote it.", 100, unit="steps", gt=0
+    )
     when_busy: Literal["wait", "skip"] = key(
         Mark.FREE,
         "What happens when the last save still runs: training waits for it, or this save is left out.",

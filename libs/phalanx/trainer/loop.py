@@ -16,6 +16,7 @@ from phalanx.stream import DamagedShard
 from phalanx.trainer.control import Orders, Plan
 from phalanx.trainer.feed import StepInput
 from phalanx.trainer.recorder import StepResult
+from phalanx.trainer.saver import Notes
 from phalanx.trainer.schedule import learning_rate_factor
 from phalanx.trainer.session import Session, loader_state
 
@@ -64,13 +65,14 @@ def train(session: Session) -> Ending:
         session.recorder.add(result, inputs.windows.rows)
         session.step_times.tell(result, time.perf_counter() - agreed)
         tell(session, result, lr_factor * job.optimizer.lr)
-        evaluate_when_due(session)
+        metrics = evaluate_when_due(session)
         is_ordered = word.orders & (Orders.STOP | Orders.CHECKPOINT) or session.step == session.last_step
         if is_ordered or (saver.due(session.step) and not saver.skips(word.is_any_busy)):
             session.phases.enter("commit", session.step)
             saver.finish()
             session.phases.enter("save", session.step)
-            saver.save(loader_state(session), plan.journal_digest, {"num_updates": optimizer.num_updates})
+            notes = Notes(not is_ordered and saver.is_speculative(session.step), metrics)
+            saver.save(loader_state(session), plan.journal_digest, {"num_updates": optimizer.num_updates}, notes)
         saver.check()
         session.phases.enter("step", session.step + 1)
     session.phases.enter("commit", session.step)
@@ -178,12 +180,15 @@ def tell(session: Session, result: StepResult, lr: float) -> None:
         )
 
 
-def evaluate_when_due(session: Session) -> None:
-    """Held-out loss every `validation.freq` steps and at the last one."""
+def evaluate_when_due(session: Session) -> dict[str, float]:
+    """Held-out loss every `validation.freq` steps and at the last one: told, and returned by name where it is finite;
+    nothing at other steps.
+    """
     job = session.prepared.job
     if session.evaluator is None or (session.step % job.validation.freq and session.step != session.last_step):
-        return
+        return {}
     session.phases.enter("evaluation", session.step)
     loss = session.evaluator.loss()
     if session.rank == 0:
         session.report("evaluation", step=session.step, loss=loss if math.isfinite(loss) else None)
+    return {"validation_loss": loss} if math.isfinite(loss) else {}

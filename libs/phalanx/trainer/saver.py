@@ -5,8 +5,8 @@ by name.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from phalanx.core.box import HeldTensor
@@ -31,6 +31,14 @@ class Stamp:
     code_digest: str
 
 
+@dataclass(frozen=True, slots=True)
+class Notes:
+    """What one save says of itself in its manifest: whether it is speculative, and what was measured at its step."""
+
+    speculative: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(slots=True)
 class _Flight:
     """A save whose upload and commit go on."""
@@ -41,7 +49,8 @@ class _Flight:
 
 
 class Saver:
-    """Saves every `interval` steps and on order. held: asked for the live tensors at each save.
+    """Saves every `interval` steps and on order, and speculatively every `speculative_interval` steps in between (0:
+    never). held: asked for the live tensors at each save.
 
     when_busy: with the last save still in flight a due one waits for it, or is left out (and counted in `num_skipped`).
     """
@@ -58,16 +67,23 @@ class Saver:
         when_busy: Literal["wait", "skip"],
         deadline_s: float,
         start_step: int,
+        speculative_interval: int = 0,
     ) -> None:
         self._control, self._writer, self._recorder, self._stamp, self._held = control, writer, recorder, stamp, held
         self._interval, self._when_busy, self._deadline_s = interval, when_busy, deadline_s
+        self._speculative_interval = speculative_interval
         self._flight: _Flight | None = None
         self.last_step = start_step
         self.num_skipped = 0
 
     def due(self, step: int) -> bool:
         """Whether `step` is one after which a checkpoint is taken."""
-        return step % self._interval == 0
+        return step % self._interval == 0 or self.is_speculative(step)
+
+    def is_speculative(self, step: int) -> bool:
+        """Whether a speculative checkpoint is due after `step`, and no regular one."""
+        every = self._speculative_interval
+        return every > 0 and step % every == 0 and step % self._interval != 0
 
     def check(self) -> None:
         """Raises the failure of the save in flight as soon as it is known; never blocks."""
@@ -83,7 +99,9 @@ class Saver:
         self.check()
         return self._flight is not None
 
-    def save(self, loader: LoaderState, journal_digest: str, schedule: dict[str, int | float]) -> None:
+    def save(
+        self, loader: LoaderState, journal_digest: str, schedule: dict[str, int | float], notes: Notes = Notes()
+    ) -> None:
         """Takes the checkpoint of the state after `loader.step`; returns when the tensors are copied. Saving a step
         twice is one save.
         """
@@ -92,7 +110,8 @@ class Saver:
         self.finish()
         records = self._recorder.hand_over(loader.step)
         upload = self._writer.save(self._stamp.attempt, loader.step, self._held(), records=records)
-        self._flight = _Flight(loader.step, upload, self._control.commit(self._draft(loader, journal_digest, schedule)))
+        draft = self._draft(loader, journal_digest, schedule, notes)
+        self._flight = _Flight(loader.step, upload, self._control.commit(draft))
         self.last_step = loader.step
 
     def skips(self, any_rank_busy: bool) -> bool:
@@ -115,7 +134,9 @@ class Saver:
         flight.commit.wait(self._deadline_s)
         self._flight = None
 
-    def _draft(self, loader: LoaderState, journal_digest: str, schedule: dict[str, int | float]) -> Manifest:
+    def _draft(
+        self, loader: LoaderState, journal_digest: str, schedule: dict[str, int | float], notes: Notes
+    ) -> Manifest:
         stamp = self._stamp
         return Manifest(
             attempt=stamp.attempt,
@@ -129,4 +150,6 @@ class Saver:
             schedule=schedule,
             records=(),
             parts=(),
+            speculative=notes.speculative,
+            metrics=notes.metrics,
         )

@@ -195,6 +195,7 @@ def _saver(
         when_busy=job.checkpoint.when_busy,
         deadline_s=job.deadlines.save_s,
         start_step=opening.parent.step if opening.parent is not None else 0,
+        speculative_interval=job.checkpoint.speculative_interval,
     )
 
 

@@ -40,9 +40,13 @@ def test_every_method_says_who_may_call_it():
 NUMBERS = st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False)
 
 
-@given(st.dictionaries(st.text(min_size=1), NUMBERS, max_size=5), st.integers(0, 2**40))
-def test_a_draft_survives_its_message(schedule, position):
-    draft = Manifest(3, 7, 2, IDENTITY, PLACEMENT, IDENTITY, IDENTITY, LoaderState(7, position), schedule, (), ())
+METRICS = st.dictionaries(st.text(min_size=1), st.floats(allow_nan=False, allow_infinity=False), max_size=3)
+
+
+@given(st.dictionaries(st.text(min_size=1), NUMBERS, max_size=5), st.integers(0, 2**40), st.booleans(), METRICS)
+def test_a_draft_survives_its_message(schedule, position, speculative, metrics):
+    loader, digests = LoaderState(7, position), (IDENTITY, PLACEMENT, IDENTITY, IDENTITY)
+    draft = Manifest(3, 7, 2, *digests, loader, schedule, (), (), speculative, metrics)
     assert wire.from_draft(pb.ManifestDraft.FromString(draft_message(draft).SerializeToString())) == draft
 
 

@@ -5,6 +5,7 @@ reason.
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -92,3 +93,13 @@ def test_foreign_object_is_refused_with_the_reason(data, reason):
 def test_damaged_object_below_a_checkpoint_names_the_checkpoint_to_avoid():
     assert DamagedObject("a00000002/s00000010/parts/00000001.json", "is missing").checkpoint == CheckpointRef(2, 10)
     assert DamagedObject("attempts/00000001.json", "is missing").checkpoint is None
+
+
+def test_manifest_without_metrics_is_stored_as_before_there_were_any_and_with_them_it_comes_back():
+    plain = a_manifest(2, 10)
+    assert b"speculative" not in encode(plain) and b"metrics" not in encode(plain)
+    told = replace(plain, speculative=True, metrics={"validation_loss": 2.5})
+    assert decode(Manifest, "key", encode(told)) == told
+    content = json.loads(encode(plain))["content"] | {"speculative": False}
+    with pytest.raises(DamagedObject, match="one byte form"):
+        decode(Manifest, "key", enveloped(content))

@@ -185,8 +185,32 @@ def test_keep_every_n_without_retention_is_told():
 
 
 @pytest.mark.parametrize(
+    "checkpoint, names",
+    [
+        ({"keep_best_m": 1}, ["keep_best_m"]),
+        ({"keep_latest_k": 1, "keep_best_m": 1}, []),
+        ({"keep_best_by": "loss", "keep_best_order": "max"}, ["keep_best_by", "keep_best_order"]),
+        ({"keep_latest_k": 1, "keep_best_m": 1, "keep_best_by": "validation_loss"}, ["keep_best_m"]),
+        ({"interval": 10, "speculative_interval": 20}, ["speculative_interval"]),
+        ({"interval": 10, "speculative_interval": 4, "speculative_keep_k": 2}, []),
+        (
+            {"speculative_keep_k": 2, "speculative_healthy_steps": 5},
+            ["speculative_keep_k", "speculative_healthy_steps"],
+        ),
+    ],
+)
+def test_setting_of_best_or_speculative_checkpoints_without_effect_is_told(checkpoint, names):
+    job = sample(data__held_out=None, checkpoint=checkpoint)
+    told = without_effect(job, job.layout(4), under_services=True)
+    assert [line.split(" has no effect")[0] for line in told] == [f"checkpoint.{name}" for name in names]
+
+
+@pytest.mark.parametrize(
     "changes, key, expected",
     [
+        ({"checkpoint__keep_best_by": "accuracy"}, "checkpoint.keep_best_by", "'loss' or 'validation_loss'"),
+        ({"checkpoint__keep_best_order": "least"}, "checkpoint.keep_best_order", "'min' or 'max'"),
+        ({"checkpoint__speculative_keep_k": 0}, "checkpoint.speculative_keep_k", "at least 1"),
         ({"recovery__on_spike": "restart"}, "recovery.on_spike", "'notify', 'skip' or 'roll_back'"),
         ({"recovery__on_hang": "skip"}, "recovery.on_hang", "'restart' or 'notify'"),
         ({"recovery__on_bad_shard": "roll_back"}, "recovery.on_bad_shard", "'stop' or 'skip'"),

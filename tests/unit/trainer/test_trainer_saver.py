@@ -22,7 +22,7 @@ from phalanx.snapshot import load
 from phalanx.snapshot.writer import Writer
 from phalanx.trainer.exchange import Exchange
 from phalanx.trainer.recorder import Recorder
-from phalanx.trainer.saver import Saver, Stamp
+from phalanx.trainer.saver import Notes, Saver, Stamp
 from phalanx.trainer.storage_control import Proposal, StorageControl
 
 DIGESTS = [sha256(name) for name in (b"identity", b"placement", b"code", b"journal")]
@@ -32,7 +32,13 @@ PATIENCE_S = 20.0
 class Bench:
     """One rank with a tensor of its own, whose store has `faults`."""
 
-    def __init__(self, folder: Path, faults: Sequence[Fault] = (), when_busy: Literal["wait", "skip"] = "wait") -> None:
+    def __init__(
+        self,
+        folder: Path,
+        faults: Sequence[Fault] = (),
+        when_busy: Literal["wait", "skip"] = "wait",
+        speculative_interval: int = 0,
+    ) -> None:
         self.url = folder.as_uri()
         store = FaultyStore(open_store(self.url), faults)
         self.lineage = Lineage(open_store(self.url))
@@ -60,6 +66,7 @@ class Bench:
             when_busy=when_busy,
             deadline_s=PATIENCE_S,
             start_step=0,
+            speculative_interval=speculative_interval,
         )
 
     def save(self, step: int) -> None:
@@ -91,6 +98,25 @@ def test_save_of_the_same_step_twice_is_one(tmp_path: Path) -> None:
 def test_due_follows_the_interval(tmp_path: Path) -> None:
     saver = Bench(tmp_path).saver
     assert [step for step in range(1, 7) if saver.due(step)] == [2, 4, 6]
+
+
+def test_speculative_saves_are_due_between_the_regular_ones(tmp_path: Path) -> None:
+    saver = Bench(tmp_path, speculative_interval=3).saver
+    assert [step for step in range(1, 10) if saver.due(step)] == [2, 3, 4, 6, 8, 9]
+    assert [step for step in range(1, 10) if saver.is_speculative(step)] == [3, 9]
+
+
+def test_save_says_in_its_manifest_that_it_is_speculative_and_what_was_measured(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    bench.save(2)
+    notes = Notes(speculative=True, metrics={"validation_loss": 2.5})
+    bench.saver.save(LoaderState(3, 24), DIGESTS[3], {"num_updates": 3}, notes)
+    bench.saver.finish()
+    found = {ref.step: bench.lineage.manifest(ref) for ref in bench.lineage.checkpoints()}
+    assert {step: (each.speculative, dict(each.metrics)) for step, each in found.items()} == {
+        2: (False, {}),
+        3: (True, {"validation_loss": 2.5}),
+    }
 
 
 def test_failed_upload_is_raised_long_before_the_commit_gives_up(tmp_path: Path) -> None:

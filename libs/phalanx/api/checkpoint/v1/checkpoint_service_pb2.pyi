@@ -155,6 +155,26 @@ class ManifestDraft(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REF_FIELD_NUMBER: _builtins.int
     WORLD_SIZE_FIELD_NUMBER: _builtins.int
     IDENTITY_DIGEST_FIELD_NUMBER: _builtins.int
@@ -165,6 +185,8 @@ class ManifestDraft(_message.Message):
     LOADER_POSITION_FIELD_NUMBER: _builtins.int
     INTEGERS_FIELD_NUMBER: _builtins.int
     REALS_FIELD_NUMBER: _builtins.int
+    SPECULATIVE_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     world_size: _builtins.int
     """Ranks that save it, one part each."""
     identity_digest: _builtins.str
@@ -179,6 +201,8 @@ class ManifestDraft(_message.Message):
     """Loader: global batches done."""
     loader_position: _builtins.int
     """Loader: first window position that is not yet read."""
+    speculative: _builtins.bool
+    """Whether it was taken between the regular checkpoints, of a quota of its own."""
     @_builtins.property
     def ref(self) -> Global___CheckpointRef:
         """The checkpoint."""
@@ -190,6 +214,10 @@ class ManifestDraft(_message.Message):
     @_builtins.property
     def reals(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Scalars of the schedules that are real numbers, by name."""
+
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """What was measured of the state at the step, finite numbers by name; empty for nothing."""
 
     def __init__(
         self,
@@ -204,10 +232,12 @@ class ManifestDraft(_message.Message):
         loader_position: _builtins.int = ...,
         integers: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         reals: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        speculative: _builtins.bool = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["code_digest", b"code_digest", "identity_digest", b"identity_digest", "integers", b"integers", "journal_digest", b"journal_digest", "loader_position", b"loader_position", "loader_step", b"loader_step", "placement_digest", b"placement_digest", "reals", b"reals", "ref", b"ref", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["code_digest", b"code_digest", "identity_digest", b"identity_digest", "integers", b"integers", "journal_digest", b"journal_digest", "loader_position", b"loader_position", "loader_step", b"loader_step", "metrics", b"metrics", "placement_digest", b"placement_digest", "reals", b"reals", "ref", b"ref", "speculative", b"speculative", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
