@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from typing import TypeVar, cast
 
 from phalanx.core.digest import BytesLike
-from phalanx.objects.base import ObjectInfo, ObjectStore, ObjectWriter
+from phalanx.objects.base import ObjectInfo, ObjectStore, ObjectWriter, Upload
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
     """One operation.
 
-    Number: counts all operations of the store from 0. operation: read, info, version, create, commit, list, children or
-    delete.
+    Number: counts all operations of the store from 0. operation: read, info, version, create, commit, list, children,
+    delete, uploads or drop_upload; where streams are numbered too also open, write and abort.
     """
 
     number: int
@@ -71,19 +71,19 @@ def number_is(number: int) -> When:
     return lambda call: call.number == number
 
 
-def _raises(error: Exception) -> Hook:
+def _raises(error: BaseException) -> Hook:
     def hook(call: Call) -> None:
         raise error
 
     return hook
 
 
-def fail_before(when: When, error: Exception) -> Fault:
+def fail_before(when: When, error: BaseException) -> Fault:
     """The call fails and the store never sees it."""
     return Fault(when, before=_raises(error))
 
 
-def fail_after(when: When, error: Exception) -> Fault:
+def fail_after(when: When, error: BaseException) -> Fault:
     """The store does it, the reply is lost."""
     return Fault(when, after=_raises(error))
 
@@ -129,10 +129,12 @@ def kill_after(when: When) -> Fault:
 
 
 class FaultyStore(ObjectStore):
-    """`store` with `faults`; `calls` is what was asked of it. `within` keeps faults, numbers and full keys."""
+    """`store` with `faults`; `calls` is what was asked of it. `within` keeps faults, numbers and full keys. streams: a
+    streamed object's opening, chunks and end are operations too, not its commit alone.
+    """
 
-    def __init__(self, store: ObjectStore, faults: Sequence[Fault] = ()) -> None:
-        self.url = store.url
+    def __init__(self, store: ObjectStore, faults: Sequence[Fault] = (), *, streams: bool = False) -> None:
+        self.url, self._streams = store.url, streams
         self._store, self._faults = store, tuple(faults)
         self._lock = threading.Lock()
         self.calls: list[Call] = []
@@ -165,7 +167,12 @@ class FaultyStore(ObjectStore):
         self.run("create", key, lambda: self._store.create(key, data))
 
     def writer(self, key: str) -> ObjectWriter:
-        return _FaultyWriter(self, self._store.writer(key), key)
+        opened = self.in_stream("open", key, lambda: self._store.writer(key))
+        return _FaultyWriter(self, opened, key)
+
+    def in_stream(self, operation: str, key: str, act: Callable[[], Result]) -> Result:
+        """`act()` as a step of a streamed object, numbered where streams are."""
+        return self.run(operation, key, act) if self._streams else act()
 
     def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
         yield from self.run("list", prefix, lambda: [*self._store.list(prefix)])
@@ -176,16 +183,25 @@ class FaultyStore(ObjectStore):
     def delete(self, key: str) -> None:
         self.run("delete", key, lambda: self._store.delete(key))
 
+    def creates_large_objects_in_parts(self, folder: str = "") -> bool | None:
+        return self._store.creates_large_objects_in_parts(folder)
+
+    def uploads(self, prefix: str = "") -> tuple[Upload, ...]:
+        return self.run("uploads", prefix, lambda: self._store.uploads(prefix))
+
+    def drop_upload(self, upload: Upload) -> None:
+        self.run("drop_upload", upload.key, lambda: self._store.drop_upload(upload))
+
 
 class _FaultyWriter(ObjectWriter):
     def __init__(self, store: FaultyStore, writer: ObjectWriter, key: str) -> None:
         self._store, self._writer, self._key = store, writer, key
 
     def write(self, chunk: BytesLike) -> None:
-        self._writer.write(chunk)
+        self._store.in_stream("write", self._key, lambda: self._writer.write(chunk))
 
     def commit(self) -> None:
         self._store.run("commit", self._key, lambda: self._writer.commit())
 
     def abort(self) -> None:
-        self._writer.abort()
+        self._store.in_stream("abort", self._key, self._writer.abort)

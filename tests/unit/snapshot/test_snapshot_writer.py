@@ -4,7 +4,6 @@ every moment.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
@@ -16,61 +15,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from saved_job import draft, emptied, file_store, open_attempt, rows_of, same_bits, save, some_tensors, whole_of
+from saved_job import draft, emptied, file_store, open_attempt, rows_of, save, some_tensors, whole_of
 
 from phalanx.core.box import Box, HeldTensor
 from phalanx.core.errors import OutsideError
 from phalanx.lineage import Lineage, keys
-from phalanx.objects import ObjectMissing, ObjectStore, StoreError
-from phalanx.objects.faults import FaultyStore, delay, fail_after, fail_before, number_is, on
+from phalanx.objects import ObjectMissing, StoreError
+from phalanx.objects.faults import FaultyStore, delay, fail_before, on
 from phalanx.snapshot import IncompleteCheckpoint, commit, load
-from phalanx.snapshot.restore import restore
 from phalanx.snapshot.verify import verify
 from phalanx.snapshot.writer import Writer
-
-
-class DeathError(Exception):
-    """Stands for the death of the process: nothing after it reaches the store."""
-
-
-def dying(store: ObjectStore, at: int, *, after: bool) -> FaultyStore:
-    """The store of a process that dies before or after the effect of its operation number `at`."""
-    fault = (fail_after if after else fail_before)(number_is(at), DeathError())
-    return FaultyStore(store, [fault, fail_before(lambda call: call.number > at, DeathError())])
-
-
-def number_of_operations(folder: Path) -> int:
-    store = file_store(folder)
-    counting = FaultyStore(store)
-    save(counting, open_attempt(store), 10, rows_of(some_tensors(), 2))
-    return len(counting.calls)
-
-
-def test_save_that_dies_at_any_operation_leaves_the_previous_checkpoint(tmp_path: Path) -> None:
-    """Case 1, 8: before and after each operation; the new checkpoint is absent or whole, and the next attempt saves."""
-    total = number_of_operations(tmp_path / "count")
-    assert total >= 10
-    old, new = some_tensors(), emptied(some_tensors())
-    outcomes = set()
-    for at in range(total):
-        for after in (False, True):
-            store = file_store(tmp_path / f"{at}-{after}")
-            attempt = open_attempt(store)
-            save(store, attempt, 5, rows_of(old, 2))
-            with contextlib.suppress(DeathError):
-                save(dying(store, at, after=after), attempt, 10, rows_of(new, 2))
-            live = Lineage(store).checkpoints()
-            outcomes.add(live[-1].step)
-            expected = new if live[-1].step == 10 else old
-            manifest = Lineage(store).manifest(live[-1])
-            found = {name: torch.full_like(tensor, 2) for name, tensor in old.items()}
-            restore(store, manifest, whole_of(found))
-            assert all(same_bits(found[name], expected[name]) for name in found), (at, after)
-            assert verify(store, manifest) == ()
-            second = open_attempt(store)
-            save(store, second, 11, rows_of(new, 2))
-            assert Lineage(store).checkpoints()[-1].step == 11
-    assert outcomes == {5, 10}
 
 
 def test_save_with_one_passing_store_error_is_told_and_the_next_one_works(tmp_path: Path) -> None:
