@@ -26,7 +26,7 @@ class DyingStore(FaultyStore):
     def __init__(self, store: ObjectStore, at: int, *, after: bool = False) -> None:
         here = Fault(lambda call: call.number == at, **{"after" if after else "before": _die})
         super().__init__(store, [here, Fault(lambda call: call.number > at, before=_die)], streams=True)
-        self._at = at
+        self.inner, self._at = store, at
 
     @property
     def is_dead(self) -> bool:

@@ -4,6 +4,9 @@ A commit is the library's (`snapshot.commit`), run in a thread of its own: who a
 is finished, and asking again joins the commit under way or finds the checkpoint. Killed in the middle, the checkpoint
 exists or it does not; the same request answers alike afterwards. At most `max_commits` wait or work at once, each up to
 its own deadline.
+
+Right before the manifest is put, the database notes its digest, and only the manifest noted first is ever put: so one
+commit counts also where the store has no create-only put and would let a second one replace it.
 """
 
 from __future__ import annotations
@@ -19,9 +22,11 @@ from datetime import UTC, datetime
 from phalanx.checkpoint.holds import Holds
 from phalanx.checkpoint.jobs import HostedJob
 from phalanx.checkpoint.store import ABORTED, BEGUN, Database, Entry
+from phalanx.core.digest import xxh3
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, Manifest, keys
 from phalanx.lineage.damage import report_damage
+from phalanx.lineage.encoding import encode
 from phalanx.lineage.registry import JobName
 from phalanx.objects import ObjectMissing, ObjectStore
 from phalanx.rpc import AlreadyExists, Exhausted, FailedPrecondition, Superseded, Unavailable
@@ -106,7 +111,7 @@ class Commits:
     def _fly(self, job: HostedJob, draft: Manifest, end_s: float, flight: Future[Committed]) -> None:
         try:
             committed = self._committed(job, draft, end_s)
-        except Exception as error:  # noqa: BLE001 - raised again by whoever waits for the flight
+        except BaseException as error:  # noqa: BLE001 - raised again by whoever waits for the flight
             self._land(job, draft)
             _LOG.warning("commit of %s of %s failed: %s", draft.ref, job.name, error)
             flight.set_exception(error)
@@ -127,7 +132,8 @@ class Commits:
             with self._holds.hold(job.name, draft.ref, "a commit"):
                 manifest = find(job.lineage, draft.ref)
                 if manifest is None:
-                    manifest = _commit(job, draft, max(0.0, end_s - time.monotonic()))
+                    lineage = _Arbitrated(job, self._database)
+                    manifest = _commit(lineage, job, draft, max(0.0, end_s - time.monotonic()))
                 num_bytes = tensor_bytes(job.store, draft.ref)
                 now = datetime.now(UTC)
                 return Committed(
@@ -191,9 +197,26 @@ def tensor_bytes(store: ObjectStore, ref: CheckpointRef) -> int:
     return sum(info.num_bytes for info in store.list(keys.objects(ref)))
 
 
-def _commit(job: HostedJob, draft: Manifest, deadline_s: float) -> Manifest:
+class _Arbitrated(Lineage):
+    """A job's lineage whose commits the database decides before the store is asked."""
+
+    def __init__(self, job: HostedJob, database: Database) -> None:
+        super().__init__(job.store)
+        self._job, self._database = job.name, database
+
+    def commit(self, manifest: Manifest) -> None:
+        """As the lineage's. Raises AlreadyExists where another manifest was decided for this checkpoint."""
+        digest = xxh3(encode(manifest))
+        if self._database.decide(self._job, manifest.ref, digest) != digest:
+            raise AlreadyExists(
+                f"checkpoint {manifest.ref}", expected="the manifest that another commit of it brought", remedy=_ASK
+            )
+        super().commit(manifest)
+
+
+def _commit(lineage: Lineage, job: HostedJob, draft: Manifest, deadline_s: float) -> Manifest:
     try:
-        return commit(job.lineage, job.store, draft, draft.world_size, deadline_s)
+        return commit(lineage, job.store, draft, draft.world_size, deadline_s)
     except ValueError as error:
         raise PhalanxError(
             f"draft of {draft.ref}", value=str(error), expected="a checkpoint that can exist", remedy=_ASK

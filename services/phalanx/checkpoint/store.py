@@ -3,7 +3,8 @@ checkpoint holds.
 
 A cache of decisions. Lost, it is made anew from storage: the catalog by looking, and a save that was begun is protected
 without it too (`collection.leftover`). What is lost with it: that a save was given up (its objects stay until the
-attempt commits a later step or ends), and the answers by which repeated requests are recognised.
+attempt commits a later step or ends), and the answers by which repeated requests are recognised. Where the store has no
+create-only put it is more than that: what it decided first is the commit that counts (`decide`).
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ REQUESTS = sql.Table(
     sql.Column("asked", sql.Text, nullable=False),
     sql.Column("answer", sql.Text),
 )
+DECISIONS = sql.Table("decisions", _METADATA, *_key_columns(), sql.Column("digest", sql.String(64), nullable=False))
 SOURCE = sql.Table("source", _METADATA, sql.Column("url", sql.Text, primary_key=True))
 
 
@@ -110,6 +112,15 @@ class Database:
             for ref in refs:
                 connection.execute(sql.delete(SAVES).where(_is(SAVES, job, ref)))
 
+    def decide(self, job: JobName, ref: CheckpointRef, digest: str) -> str:
+        """The digest of the one manifest that may be created for this checkpoint: the first that was asked for."""
+        with self._database.writing() as connection:
+            query = sql.select(DECISIONS.c.digest).where(_is(DECISIONS, job, ref))
+            decided = connection.execute(query).scalar()
+            if decided is None:
+                connection.execute(sql.insert(DECISIONS).values(**_values(job, ref), digest=digest))
+        return digest if decided is None else str(decided)
+
     def note(self, job: JobName, ref: CheckpointRef, num_bytes: int, world_size: int, now: datetime) -> Entry:
         """The checkpoint exists: adds it to the catalog, if it is not there, and returns its entry."""
         values = {"num_bytes": num_bytes, "world_size": world_size, "created_us": int(now.timestamp() * 1_000_000)}
@@ -130,7 +141,8 @@ class Database:
         """These checkpoints are gone."""
         with self._database.writing() as connection:
             for ref in refs:
-                connection.execute(sql.delete(CATALOG).where(_is(CATALOG, job, ref)))
+                for table in (CATALOG, DECISIONS):
+                    connection.execute(sql.delete(table).where(_is(table, job, ref)))
 
     def asked(self, request_id: str) -> Asked | None:
         """What is known of a request that was seen before."""
@@ -157,7 +169,7 @@ class Database:
 
 def _adopt(connection: Connection, storage: str) -> None:
     if connection.execute(sql.select(SOURCE.c.url)).scalars().all() != [storage]:
-        for table in (SAVES, CATALOG, REQUESTS, SOURCE):
+        for table in (SAVES, CATALOG, REQUESTS, DECISIONS, SOURCE):
             connection.execute(sql.delete(table))
         connection.execute(sql.insert(SOURCE).values(url=storage))
 

@@ -5,23 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.weak_store import Overwriting
 
 from phalanx.core.digest import BytesLike
-from phalanx.objects import ObjectExists, ObjectStore, StoreDenied, StoreError, open_store
+from phalanx.objects import ObjectStore, StoreDenied, StoreError, open_store
 from phalanx.objects.faults import FaultyStore, fail_before, on, short_read
 from phalanx.objects.memory import MemoryStore
 from phalanx.objects.probe import probe
-
-
-class Overwriting(MemoryStore):
-    """A store without a create-only put."""
-
-    def create(self, key: str, data: BytesLike) -> None:
-        self.delete(key)
-        try:
-            super().create(key, data)
-        except ObjectExists:
-            self.create(key, data)
 
 
 class OverwritingWithEmpty(MemoryStore):

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from support.weak_store import Overwriting
 
 from phalanx.core.digest import BytesLike
 from phalanx.core.errors import PhalanxError
@@ -13,19 +14,6 @@ from phalanx.objects import ObjectExists, ObjectStore, StoreDenied, open_store
 from phalanx.objects.faults import FaultyStore, fail_before, on, short_read
 from phalanx.objects.memory import MemoryStore
 from phalanx.trainer.promise import is_create_only, warnings_of
-
-
-class Overwriting(MemoryStore):
-    """A store whose put has no condition, but for empty objects where `spares` says so."""
-
-    def __init__(self, spares: bytes | None = None) -> None:
-        super().__init__("bucket://overwriting")
-        self._spares = spares
-
-    def create(self, key: str, data: BytesLike) -> None:
-        if data != self._spares:
-            self.delete(key)
-        super().create(key, data)
 
 
 def test_create_only_store_is_found_quickly_and_left_as_it_was(s3_prefix: str) -> None:
