@@ -8,6 +8,7 @@ CLI exits 1.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 MOST_SHOWN = 300
 
@@ -17,7 +18,20 @@ def shortened(text: str) -> str:
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text):,} characters)"
 
 
-class PhalanxError(Exception):
+class _Portable(Exception):
+    """An error that a copy of, or another process' view of, says the same; Python would call the class with its text
+    alone.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _portable, (type(self), self.args), dict(self.__dict__)
+
+
+def _portable(kind: type[_Portable], args: tuple[Any, ...]) -> _Portable:
+    return kind.__new__(kind, *args)
+
+
+class PhalanxError(_Portable):
     """A mistake of the user's, told in one line.
 
     where: the key, path or option that is wrong. value: what stood there (None: not shown).
@@ -43,5 +57,5 @@ class Problems(PhalanxError):
         return "\n".join(str(problem) for problem in self.problems)
 
 
-class OutsideError(Exception):
+class OutsideError(_Portable):
     """Something outside Phalanx broke and did not mend within its deadline; the cause is chained."""

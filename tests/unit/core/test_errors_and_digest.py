@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 
 from phalanx.core.digest import canonical_json, digest_of, sha256, xxh3
-from phalanx.core.errors import PhalanxError, Problems
+from phalanx.core.errors import OutsideError, PhalanxError, Problems
 
 
 def test_error_says_where_value_expectation_and_remedy_in_one_line():
@@ -29,3 +31,17 @@ def test_canonical_json_does_not_depend_on_the_order_of_keys_and_refuses_nan():
     assert digest_of({"b": 1, "a": 2}) == digest_of({"a": 2, "b": 1})
     with pytest.raises(ValueError, match="JSON compliant"):
         canonical_json({"a": float("nan")})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        PhalanxError("key", value=3, expected="4", remedy="set it"),
+        Problems("file", [PhalanxError("key", expected="4", remedy="set it")]),
+        OutsideError("disk on fire"),
+    ],
+)
+def test_errors_copied_say_the_same(error: Exception) -> None:
+    """As for another process: torch hands what one rank raised to all others."""
+    found = copy.copy(error)
+    assert type(found) is type(error) and str(found) == str(error) and vars(found) == vars(error)

@@ -1,0 +1,256 @@
+"""The StorageWriter of `torch.distributed.checkpoint`: saves a state dict as a Phalanx checkpoint.
+
+torch's planner decides which rank writes which box and each rank streams its own; the coordinator opens the attempt
+(`session`), hands it out with the plans, and commits once every rank has reported its part. Until that commit the
+checkpoint does not exist.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.staging import AsyncStager, DefaultStager
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from phalanx.core.box import Box
+from phalanx.core.digest import digest_of
+from phalanx.core.errors import OutsideError, PhalanxError, Problems
+from phalanx.lineage import CheckpointRef, LoaderState, Manifest, ObjectRef, journal_digest
+from phalanx.objects import StorageSettings
+from phalanx.snapshot.commit import commit
+from phalanx.snapshot.dcp.session import IDENTITY_DIGEST, session_at
+from phalanx.snapshot.dcp.steps import step_of
+from phalanx.snapshot.dcp.upload import Source, Upload
+from phalanx.snapshot.dcp.values import NamePath, Values, encode
+from phalanx.snapshot.dtypes import DTYPES
+from phalanx.snapshot.grouping import OwnedBox
+from phalanx.snapshot.parts import Part
+
+_LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """What the coordinator tells a rank with its plan."""
+
+    attempt: int
+    step: int
+    rank: int
+    world_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """What a rank reports: the attempt it wrote as, and its part."""
+
+    attempt: int
+    part: ObjectRef
+
+
+class PhalanxWriter(StorageWriter, AsyncStager):
+    """`dcp.save(state_dict, storage_writer=PhalanxWriter(url, step))`; with `dcp.async_save` also the stager.
+
+    url: root of the checkpoints, `file:///folder` or `s3://bucket/prefix`. step: a whole number that grows from save to
+    save; `checkpoint_id` of a call overrides it. deadline_s: within which a rank's upload, and then the commit, must
+    end. A writer serves one save at a time.
+    """
+
+    _synchronize_after_execute = False
+
+    def __init__(
+        self,
+        url: str,
+        step: int | None = None,
+        *,
+        settings: StorageSettings | None = None,
+        deadline_s: float = 600,
+    ) -> None:
+        self._session = session_at(url, settings)
+        self._step = None if step is None else step_of(step)
+        self._deadline_s = deadline_s
+        self._staged_by: DefaultStager | None = None
+        self._manifest: Manifest | None = None
+        self._ref: CheckpointRef | None = None
+
+    @property
+    def ref(self) -> CheckpointRef | None:
+        """The checkpoint that was written last; it exists once the save has returned."""
+        return self._ref
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """A new save begins; `checkpoint_id` is its step."""
+        if checkpoint_id is not None:
+            self._step = step_of(checkpoint_id)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is the number of a step."""
+        return str(checkpoint_id).isdecimal()
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """For `dcp.async_save`: the state dict as it is now, in host memory that the next save uses again."""
+        staged, self._staged_by = self._session.staging.stage(state_dict)
+        return staged
+
+    def synchronize_staging(self) -> None:
+        """Nothing to wait for: `stage` returns when all is copied."""
+
+    def close(self) -> None:
+        """Staged memory is the process', not this writer's."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Raises PhalanxError where the call's options cannot work."""
+        if self._step is None:
+            raise PhalanxError("step", expected="the step to save", remedy="give it: PhalanxWriter(url, step)")
+        if not kwargs.get("use_collectives", True):
+            raise PhalanxError(
+                "use_collectives",
+                value=False,
+                expected="True: a checkpoint is committed by one rank, once all have written",
+                remedy="leave the option out",
+            )
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan as it is. Raises Problems that name every tensor of a type that a checkpoint cannot hold."""
+        tensors = [(item.index.fqn, item.tensor_data.properties.dtype) for item in plan.items if item.tensor_data]
+        problems = [_dtype_refused(name, dtype) for name, dtype in tensors if _name(dtype) not in DTYPES]
+        if problems:
+            raise Problems("state dict", problems)
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """The coordinator's: each plan with the attempt, step and rank under which it is written."""
+        assert self._step is not None, "set_up_storage_writer was called"
+        placement = {"writer": "torch.distributed.checkpoint", "torch": torch.__version__, "world_size": len(plans)}
+        attempt = self._session.begin(self._step, placement)
+        self._manifest = Manifest(
+            attempt=attempt.number,
+            step=self._step,
+            world_size=len(plans),
+            identity_digest=IDENTITY_DIGEST,
+            placement_digest=digest_of(placement),
+            code_digest=attempt.code_digest,
+            journal_digest=journal_digest(()),
+            loader=LoaderState(self._step, 0),
+            schedule={},
+            records=(),
+            parts=(),
+        )
+        return [
+            replace(plan, storage_data=_Share(attempt.number, self._step, rank, len(plans)))
+            for rank, plan in enumerate(plans)
+        ]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Writes this rank's boxes and values; the future is done at return."""
+        share: _Share = plan.storage_data
+        self._ref = CheckpointRef(share.attempt, share.step)
+        try:
+            values = _values(plan, planner)
+            head = Part(share.attempt, share.step, share.rank, share.world_size, (), ())
+            sources = [_source(item, planner) for item in plan.items if item.tensor_data is not None]
+            kept = [source for source in sources if _is_stored(source.box)]
+            part = Upload(self._session.store, head, _numbered(kept), values, self._deadline_s).run()
+        finally:
+            self._release()
+        written: Future[list[WriteResult]] = Future()
+        report = _Written(share.attempt, part)
+        written.set_result([WriteResult(MetadataIndex(part.key), part.num_bytes, report)])
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """The coordinator's: commits. Raises IncompleteCheckpoint where the parts do not make a whole checkpoint."""
+        draft = self._manifest
+        assert draft is not None, "prepare_global_plan was called"
+        written: list[_Written] = [result.storage_data for rank in results for result in rank]
+        strangers = [rank for rank, found in enumerate(written) if found.attempt != draft.attempt]
+        if strangers:
+            raise OutsideError(
+                f"ranks {strangers} wrote as another attempt than {draft.attempt}: they used a plan of an older save "
+                "(enable_plan_caching); save again"
+            )
+        expected = {rank: found.part for rank, found in enumerate(written)}
+        commit(self._session.lineage, self._session.store, draft, len(results), self._deadline_s, expected=expected)
+        self._session.committed(draft.step)
+        _LOG.info("checkpoint %s is committed at %s", draft.ref, self._session.store.url)
+
+    def _release(self) -> None:
+        """Hands staged memory back: everything in it is stored, or never will be."""
+        stager, self._staged_by = self._staged_by, None
+        if stager is not None:
+            self._session.staging.give_back(stager)
+
+    def __getstate__(self) -> NoReturn:
+        raise PhalanxError(
+            "PhalanxWriter in another process",
+            expected="AsyncCheckpointerType.THREAD: an attempt belongs to the process that opened it",
+            remedy="leave async_checkpointer_type out, or use phalanx.snapshot.dcp.async_save",
+        )
+
+
+def _values(plan: SavePlan, planner: SavePlanner) -> bytes | None:
+    """The content of this rank's values object: what of its plan is no tensor, and where all of it lies."""
+    names = [item.index for item in plan.items if item.type == WriteItemType.BYTE_IO]
+    lookup = getattr(planner, "lookup_object", None)
+    if names and lookup is None:
+        raise PhalanxError(
+            f"planner {type(planner).__name__}",
+            expected="one with lookup_object, as DefaultSavePlanner has it: values are stored as JSON, not pickled",
+            remedy="derive it from DefaultSavePlanner, or give a state dict of tensors alone",
+        )
+    values = {index.fqn: lookup(index) for index in names} if lookup is not None else {}
+    paths = _paths(plan)
+    return encode(Values(values, paths)) if values or paths else None
+
+
+def _paths(plan: SavePlan) -> Mapping[str, NamePath]:
+    """Places in the nested state dict, of those names of the plan that are not at its top."""
+    mappings = plan.planner_data if isinstance(plan.planner_data, dict) else {}
+    names = {item.index.fqn for item in plan.items}
+    return {name: tuple(path) for name, path in mappings.items() if name in names and tuple(path) != (name,)}
+
+
+def _source(item: WriteItem, planner: SavePlanner) -> Source:
+    data, tensor = item.tensor_data, planner.resolve_data(item)
+    assert data is not None and isinstance(tensor, torch.Tensor), item
+    box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
+    if _name(tensor.dtype) not in DTYPES:
+        raise _dtype_refused(item.index.fqn, tensor.dtype)
+    if tuple(tensor.shape) != box.shape:
+        raise PhalanxError(
+            item.index.fqn,
+            value=f"a local tensor of the shape {list(tensor.shape)}",
+            expected=f"the shape {list(box.shape)} that its placement promises",
+            remedy="build the DTensor with its global shape and stride",
+        )
+    return Source(OwnedBox(item.index.fqn, _name(tensor.dtype), tuple(data.size), box, 0), tensor)
+
+
+def _numbered(sources: Sequence[Source]) -> list[Source]:
+    return [replace(source, box=replace(source.box, index=number)) for number, source in enumerate(sources)]
+
+
+def _is_stored(box: OwnedBox) -> bool:
+    """An empty box is written only for a tensor that has no elements at all, so that its type is not lost."""
+    return box.box.num_elements > 0 or 0 in box.global_shape
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _dtype_refused(name: str, dtype: torch.dtype) -> PhalanxError:
+    return PhalanxError(
+        name,
+        value=_name(dtype),
+        expected=f"a tensor of one of the types {', '.join(DTYPES)}",
+        remedy="convert it, or save a view of its bytes: tensor.view(torch.uint8)",
+    )
