@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -20,15 +21,22 @@ from support.data_service import register_job
 from support.jobs import wait_until
 from support.ministack import free_port
 
+from phalanx.api.checkpoint.v1 import checkpoint_service_pb2 as checkpoint_pb
+from phalanx.api.checkpoint.v1.checkpoint_service_pb2_grpc import (
+    CheckpointServiceServicer,
+    add_CheckpointServiceServicer_to_server,
+)
 from phalanx.api.train.v1 import train_service_pb2 as pb
 from phalanx.api.train.v1.train_service_pb2_grpc import TrainServiceServicer, add_TrainServiceServicer_to_server
+from phalanx.checkpoint.access import ACCESS as CHECKPOINT_ACCESS
 from phalanx.monitor.client import MonitorClient, connect_monitor
 from phalanx.monitor.testing import Told
-from phalanx.rpc import Database, Role, Server, Unavailable, ended, serve, write_config
+from phalanx.rpc import Database, Role, Unavailable, ended, serve, write_config
 from phalanx.rpc.testing import Cluster, make_cluster
 from phalanx.train.access import ACCESS
 
 START_S = 60.0
+TRAIN_ACCESS = {method: roles for method, roles in ACCESS.items() if "/phalanx.api.train." in method}
 LOG_ID = "log-1"
 
 
@@ -66,6 +74,26 @@ class TellingTrain(TrainServiceServicer):
         return pb.ReportIncidentResponse(action=pb.INCIDENT_ACTION_NOTIFY, message="noted")
 
 
+class ListingCheckpoints(CheckpointServiceServicer):
+    """Says of each job which checkpoints it has: those that a test has put into `found`, and of others none."""
+
+    def __init__(self) -> None:
+        self.found: dict[str, list[checkpoint_pb.Checkpoint]] = {}
+
+    def put(self, job: str, attempt: int, step: int, state: str = "live", **fields: Any) -> None:
+        """One more checkpoint of a job."""
+        ref = checkpoint_pb.CheckpointRef(attempt=attempt, step=step)
+        number = checkpoint_pb.CheckpointState.Value(f"CHECKPOINT_STATE_{state.upper()}")
+        checkpoint = checkpoint_pb.Checkpoint(ref=ref, state=number, **fields)
+        checkpoint.create_time.GetCurrentTime()
+        self.found.setdefault(job, []).append(checkpoint)
+
+    def ListCheckpoints(self, request: Any, context: grpc.ServicerContext) -> checkpoint_pb.ListCheckpointsResponse:  # noqa: N802
+        if request.job not in self.found:
+            context.abort(grpc.StatusCode.NOT_FOUND, "no such job")
+        return checkpoint_pb.ListCheckpointsResponse(checkpoints=self.found[request.job])
+
+
 @dataclass(slots=True)
 class Monitor:
     """`python -m phalanx.monitor`, started and killed as often as one likes, always at the same addresses."""
@@ -73,6 +101,7 @@ class Monitor:
     folder: Path
     cluster: Cluster
     train: TellingTrain
+    checkpoints: ListingCheckpoints
     address: str
     page: str
     config: Path
@@ -140,13 +169,18 @@ class Monitor:
 
 
 @contextmanager
-def train_server(cluster: Cluster) -> Iterator[tuple[TellingTrain, Server]]:
-    """A train that only tells."""
-    train = TellingTrain()
-    adders = [lambda server: add_TrainServiceServicer_to_server(train, server)]
-    access = {method: roles for method, roles in ACCESS.items() if "/phalanx.api.train." in method}
-    with serve(cluster.service("train"), adders, access) as server:
-        yield train, server
+def told_by(cluster: Cluster) -> Iterator[tuple[TellingTrain, ListingCheckpoints, dict[str, str]]]:
+    """A train that only tells, a checkpoint service that only lists, and their addresses."""
+    train, checkpoints = TellingTrain(), ListingCheckpoints()
+    with (
+        serve(cluster.service("train"), [partial(add_TrainServiceServicer_to_server, train)], TRAIN_ACCESS) as telling,
+        serve(
+            cluster.service("checkpoint"),
+            [partial(add_CheckpointServiceServicer_to_server, checkpoints)],
+            CHECKPOINT_ACCESS,
+        ) as listing,
+    ):
+        yield train, checkpoints, {"train": telling.address, "checkpoint": listing.address}
 
 
 @contextmanager
@@ -154,17 +188,17 @@ def running_monitor(folder: Path, **options: Any) -> Iterator[Monitor]:
     """The monitor, serving; killed on leaving."""
     cluster = make_cluster(folder)
     address, page = f"127.0.0.1:{free_port()}", options.pop("page", f"127.0.0.1:{free_port()}")
-    with train_server(cluster) as (train, server):
+    with told_by(cluster) as (train, checkpoints, addresses):
         config = cluster.service(
             "monitor",
             listen=address,
             storage=f"file://{folder}/store",
             database=Database(f"sqlite:///{folder}/monitor.sqlite"),
-            services={"train": server.address},
+            services=addresses,
             options={"page": page, "nvml": False, "scrape_every_s": 0.5, **options},
         )
         write_config(folder / "monitor.toml", config)
-        monitor = Monitor(folder, cluster, train, address, page, folder / "monitor.toml")
+        monitor = Monitor(folder, cluster, train, checkpoints, address, page, folder / "monitor.toml")
         monitor.start()
         try:
             yield monitor

@@ -124,8 +124,8 @@ def test_page_shows_gpus_of_an_exporter(page):
 
 
 def test_page_shows_lineage_with_checkpoints_and_what_was_abandoned(page):
-    titles = page.locator("#lineage circle title").all_text_contents()
-    assert sorted(titles) == [f"checkpoint of step {step}" for step in (100, 200, 300, 400, 500)]
+    titles = page.locator("#lineage .saved title").all_text_contents()
+    assert sorted(titles) == [f"checkpoint of step {step}: live" for step in (100, 200, 300, 400, 500)]
     assert page.locator("#lineage .parent").count() == 1
     assert page.locator("#lineage line.dead").count() == 1, "step 301 was done again"
     label = page.get_attribute("#lineage", "aria-label")

@@ -11,7 +11,12 @@ from phalanx.api.agent.v1 import record_pb2 as pb
 from phalanx.gang import Cause, Event, GangOutcome
 from phalanx.gang.cause import first_cause
 
-DROPPABLE = ("phase", "progress", "step_time")  # fields of a record's event that a later one of its kind makes up for
+DROPPABLE = (
+    "phase",
+    "progress",
+    "step_time",
+    "save",
+)  # fields of a record's event that a later one of its kind makes up for
 
 
 def to_record(event: Event, *, attempt: int, node: str, started_s: float, wall_s: float) -> pb.Record | None:
@@ -128,6 +133,18 @@ def _committed(record: pb.Record, event: Event, node: str) -> None:
     record.committed.CopyFrom(pb.Committed(attempt=attempt, step=int(event.fields["step"])))
 
 
+def _save(record: pb.Record, event: Event, node: str) -> None:
+    fields = event.fields
+    stall_s = fields["stall_s"]
+    record.save.CopyFrom(
+        pb.Save(
+            step=int(fields["step"]),
+            stall_s=None if stall_s is None else float(stall_s),
+            num_skipped=int(fields["num_skipped"]),
+        )
+    )
+
+
 def _non_finite(record: pb.Record, event: Event, node: str) -> None:
     fields = event.fields
     record.non_finite.CopyFrom(
@@ -177,6 +194,7 @@ _MAKERS: Mapping[str, Callable[[Any, Event, str], None]] = {
     "progress": _progress,
     "step_time": _step_time,
     "committed": _committed,
+    "save": _save,
     "non_finite": _non_finite,
     "evaluation": _evaluation,
     "opened": _opened,

@@ -151,10 +151,10 @@ class Board:
             run.used_s = time.monotonic()
             yield run
 
-    def summaries(self) -> list[tuple[Summary, int]]:
-        """All runs with their number of incidents, those that began last first."""
+    def read_all(self, read: Callable[[Run], Result]) -> list[Result]:
+        """`read` of each run, those that began last first, with nobody changing them meanwhile."""
         with self._changed:
-            return [(run.summary, len(run.incidents)) for run in reversed(self._runs.values())]
+            return [read(run) for run in reversed(self._runs.values())]
 
     def read_newest(self, max_runs: int, read: Callable[[Iterable[Run]], Result]) -> Result:
         """`read` of the runs heard last, with nobody changing them meanwhile."""
@@ -165,6 +165,11 @@ class Board:
         """The jobs that run there."""
         with self._changed:
             return [run.job for run in self._running() if node in run.ranks.nodes.values()]
+
+    def watched(self, since_s: float) -> list[str]:
+        """The runs that somebody has looked at since `since_s` by the monotonic clock."""
+        with self._changed:
+            return [run.job for run in self._runs.values() if run.used_s > since_s]
 
     def attempt_of(self, job: str) -> int:
         """The newest attempt of a run; 0 for one that is not known."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from phalanx.api.monitor.v1 import monitor_service_pb2 as pb
-from phalanx.monitor.attempts import live
+from phalanx.monitor.attempts import AttemptFacts, live, newest_checkpoint
 from phalanx.monitor.curve import Rows
 from phalanx.monitor.gpus import SourceState
 from phalanx.monitor.incident import Incident, action_value
 from phalanx.monitor.ranks import RankView
 from phalanx.monitor.rules.gpu import GpuReading
-from phalanx.monitor.run import Run, Summary
+from phalanx.monitor.run import Run
 
 _GPU_FIGURES = (
     "utilization",
@@ -26,8 +26,9 @@ _GPU_FIGURES = (
 )
 
 
-def summary_message(summary: Summary, num_incidents: int) -> pb.RunSummary:
+def summary_message(run: Run) -> pb.RunSummary:
     """A run in one line."""
+    summary = run.summary
     return pb.RunSummary(
         job=summary.job,
         state=summary.state,
@@ -36,9 +37,28 @@ def summary_message(summary: Summary, num_incidents: int) -> pb.RunSummary:
         loss=summary.loss,
         tokens_per_second=summary.tokens_per_second,
         attempt=summary.attempt,
-        num_incidents=num_incidents,
+        num_incidents=len(run.incidents),
         silent_s=max(0.0, time.monotonic() - summary.heard_s),
+        saves=saves_message(run.attempts, time.time_ns()),
     )
+
+
+def saves_message(attempts: Mapping[int, AttemptFacts], now_ns: int) -> pb.SaveSummary | None:
+    """What is saved of a run, at `now_ns` since the epoch; None before its first save was due."""
+    newest = newest_checkpoint(attempts)
+    stalls = [facts.stall_s for _, facts in sorted(attempts.items()) if facts.stall_s is not None]
+    num_skipped = sum(facts.num_skipped for facts in attempts.values())
+    if newest is None and not stalls and not num_skipped:
+        return None
+    message = pb.SaveSummary(stall_s=stalls[-1] if stalls else None, num_skipped=num_skipped)
+    if newest is not None:
+        message.attempt, message.step = newest
+        facts = attempts[message.attempt]
+        if facts.saved_step == message.step and facts.saved_ns:
+            message.age_s = max(0.0, (now_ns - facts.saved_ns) / 1e9)
+        if facts.saved_step == message.step and facts.saved_bytes:
+            message.num_bytes = facts.saved_bytes
+    return message
 
 
 def curve_message(rows: Rows) -> pb.Curve:
@@ -99,6 +119,8 @@ def attempt_messages(run: Run) -> list[pb.AttemptSummary]:
             checkpoints=facts.checkpoints,
             layout=facts.layout,
             live=number in on_chain,
+            damaged=facts.damaged,
+            pinned=facts.pinned,
         )
         for number, facts in sorted(run.attempts.items())
     ]

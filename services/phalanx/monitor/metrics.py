@@ -11,6 +11,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -18,11 +19,22 @@ from prometheus_client.registry import Collector
 from phalanx.api.train.v1 import train_service_pb2 as train_pb
 from phalanx.monitor.board import Board
 from phalanx.monitor.gpus import GpuBoard
+from phalanx.monitor.messages import saves_message
 from phalanx.monitor.run import Run
 
 MAX_LABELLED_JOBS = 100
 MAX_LABELLED_GPUS = 20_000
 Count = Callable[[], float]
+
+
+def _saves(run: Run, figure: Literal["age_s", "num_bytes", "stall_s"]) -> float | None:
+    saves = saves_message(run.attempts, time.time_ns())
+    return float(getattr(saves, figure)) if saves is not None and saves.HasField(figure) else None
+
+
+def _skipped(run: Run) -> float:
+    return float(sum(facts.num_skipped for facts in run.attempts.values()))
+
 
 _RUN_GAUGES: tuple[tuple[str, str, Callable[[Run], float | None]], ...] = (
     ("loss", "Loss of the last step", lambda run: run.summary.loss),
@@ -32,6 +44,10 @@ _RUN_GAUGES: tuple[tuple[str, str, Callable[[Run], float | None]], ...] = (
     ("step_time_seconds", "Time of the last step", lambda run: run.summary.step_time_s),
     ("attempt", "The newest attempt", lambda run: run.summary.attempt),
     ("running", "1 while its ranks train", lambda run: run.summary.state == train_pb.JOB_STATE_RUNNING),
+    ("checkpoint_age_seconds", "Time since the last commit", lambda run: _saves(run, "age_s")),
+    ("checkpoint_bytes", "Tensor data of the last checkpoint", lambda run: _saves(run, "num_bytes")),
+    ("save_stall_seconds", "Time for which the last save held training up", lambda run: _saves(run, "stall_s")),
+    ("saves_skipped", "Saves left out, as the one before was still on its way", _skipped),
     ("silent_seconds", "Time since it was last heard of", lambda run: time.monotonic() - run.summary.heard_s),
 )
 _GPU_GAUGES = (

@@ -19,7 +19,9 @@ from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc
 
 from phalanx.api.monitor.v1.monitor_service_pb2_grpc import add_MonitorServiceServicer_to_server
+from phalanx.api.train.v1.train_service_pb2 import WatchRecordsResponse
 from phalanx.api.train.v1.train_service_pb2_grpc import TrainServiceStub
+from phalanx.checkpoint.client import CheckpointClient
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage.registry import Registry
 from phalanx.monitor.access import ACCESS
@@ -38,6 +40,7 @@ from phalanx.monitor.reporter import Reporter
 from phalanx.monitor.rules.gpu import GpuFault
 from phalanx.monitor.rules.verdict import Kind, Verdict
 from phalanx.monitor.server import MonitorServicer
+from phalanx.monitor.stocktaking import Stocktaking
 from phalanx.monitor.store import MonitorStore
 from phalanx.monitor.view import View
 from phalanx.monitor.watch import Watch
@@ -163,12 +166,31 @@ def _listen(config: ServiceConfig, store: MonitorStore, board: Board, alerts: Al
     reporter.start()
     ending.callback(reporter.close)
     if train is not None:
-        watch = Watch(train, board, refill.on_missed, refill.on_told)
+        stock = _stocktaking(config, board, ending)
+
+        def on_told(told: WatchRecordsResponse) -> None:
+            refill.on_told(told)
+            if stock is not None:
+                stock.on_told(told)
+
+        watch = Watch(train, board, refill.on_missed, on_told)
         judge = Judge(board, train, lambda: watch.is_listening)
         for part in (watch, judge):
             part.start()
             ending.callback(part.close)
     return reporter
+
+
+def _stocktaking(config: ServiceConfig, board: Board, ending: ExitStack) -> Stocktaking | None:
+    """Started; None where there is no checkpoint service."""
+    if "checkpoint" not in config.services:
+        return None
+    client = CheckpointClient(connect_service(config, "checkpoint", idempotent=("ListCheckpoints",)))
+    ending.callback(client.close)
+    stock = Stocktaking(board, client)
+    stock.start()
+    ending.callback(stock.close)
+    return stock
 
 
 def _serve(config: ServiceConfig, view: View, telemetry: Telemetry, metrics: Metrics) -> Server:

@@ -23,6 +23,7 @@ from phalanx.monitor.board import Board
 from phalanx.monitor.curve import Rows, rows_from
 from phalanx.monitor.reporter import Worker
 from phalanx.monitor.rules import Policy
+from phalanx.objects import ObjectStore
 from phalanx.train.client import event_message
 
 LOG = logging.getLogger(__name__)
@@ -140,7 +141,7 @@ def fill_job(
     last_event = board.change(name, lambda run: max(run.events, default=0))
     board.add_past(name, [event_message(event) for event in EventLog(store).after(last_event)])
     lineage = Lineage(store)
-    facts = attempt_facts(lineage)
+    facts = attempt_facts(lineage, store)
     board.change(name, lambda run: run.set_facts(facts))
     if steps:
         fill_steps(board, name, lineage, stopped)
@@ -176,19 +177,21 @@ def step_rows(steps: StepRows, attempt: int) -> Rows:
     return rows[np.argsort(rows["step"], kind="stable")]
 
 
-def attempt_facts(lineage: Lineage) -> tuple[AttemptFacts, ...]:
-    """All attempts, with the checkpoints that are live."""
-    checkpoints: dict[int, list[int]] = {}
-    for ref in lineage.checkpoints():
-        checkpoints.setdefault(ref.attempt, []).append(ref.step)
+def attempt_facts(lineage: Lineage, store: ObjectStore) -> tuple[AttemptFacts, ...]:
+    """All attempts, with their checkpoints that exist, live or not."""
     return tuple(
         AttemptFacts(
             attempt.number,
             attempt.parent.attempt if attempt.parent else 0,
             attempt.start_step,
             0,
-            tuple(checkpoints.get(attempt.number, ())),
+            _committed_steps(store, attempt.number),
             layout_words(attempt.placement),
         )
         for attempt in lineage.attempts()
     )
+
+
+def _committed_steps(store: ObjectStore, attempt: int) -> tuple[int, ...]:
+    refs = (keys.manifest_ref(info.key) for info in store.list(keys.checkpoints_of(attempt)))
+    return tuple(sorted(ref.step for ref in refs if ref is not None))

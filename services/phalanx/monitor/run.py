@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from phalanx.api.agent.v1 import record_pb2 as record_pb
 from phalanx.api.train.v1 import train_service_pb2 as train_pb
-from phalanx.monitor.attempts import AttemptFacts, owner_of
+from phalanx.monitor.attempts import AttemptFacts, Saved, owner_of, with_checkpoints
 from phalanx.monitor.curve import Curve, Rows, StepFigures
 from phalanx.monitor.incident import Incident, kind_name
 from phalanx.monitor.ranks import RankTable
@@ -133,15 +133,24 @@ class Run:
             self._begin(event.attempt)
             self._place(event)
         if event.type == train_pb.JOB_EVENT_TYPE_COMMITTED:
-            self._committed(event.attempt, event.step)
+            self._committed(event.attempt, event.step, event.time.ToNanoseconds())
         incident = told_incident(self.job, event)
         return () if incident is None or self._knows(incident) else (incident,)
 
     def set_facts(self, facts: Iterable[AttemptFacts]) -> None:
         """What storage says of the attempts; it is the truth."""
         for each in facts:
-            known = self.attempts.get(each.number, each)
-            self._set_attempt(replace(each, last_step=max(each.last_step, known.last_step)))
+            known = self._attempt(each.number)
+            told = {name: getattr(each, name) for name in ("parent_attempt", "parent_step", "checkpoints", "layout")}
+            self._set_attempt(replace(known, last_step=max(each.last_step, known.last_step), **told))
+
+    def set_checkpoints(self, found: Iterable[Saved]) -> None:
+        """What the checkpoint service says of them, attempt by attempt; those that it does not name are gone."""
+        by_attempt: dict[int, list[Saved]] = {number: [] for number in self.attempts}
+        for each in found:
+            by_attempt.setdefault(each.attempt, []).append(each)
+        for number, saved in by_attempt.items():
+            self._set_attempt(with_checkpoints(self._attempt(number), saved))
 
     def set_spec(self, num_steps: int, policy: Policy) -> None:
         """What the job file says."""
@@ -211,7 +220,14 @@ class Run:
         return ()
 
     def committed(self, record: record_pb.Record) -> tuple[Verdict, ...]:
-        self._committed(record.committed.attempt or record.attempt, record.committed.step)
+        told = record.committed
+        self._committed(told.attempt or record.attempt, told.step, record.time.ToNanoseconds())
+        return ()
+
+    def save(self, record: record_pb.Record) -> tuple[Verdict, ...]:
+        told, facts = record.save, self._attempt(record.attempt)
+        stall_s = told.stall_s if told.HasField("stall_s") else facts.stall_s
+        self._set_attempt(replace(facts, stall_s=stall_s, num_skipped=told.num_skipped))
         return ()
 
     def _judge(self, at: LossStep) -> tuple[Verdict, ...]:
@@ -270,9 +286,12 @@ class Run:
         if event.placement:
             self.ranks.place({rank: each.node_id for each in event.placement for rank in each.ranks})
 
-    def _committed(self, attempt: int, step: int) -> None:
+    def _committed(self, attempt: int, step: int, time_ns: int) -> None:
         facts = self._attempt(attempt)
-        self._set_attempt(replace(facts, checkpoints=tuple(sorted({*facts.checkpoints, step}))))
+        facts = replace(facts, checkpoints=tuple(sorted({*facts.checkpoints, step})))
+        if step > facts.saved_step:
+            facts = replace(facts, saved_step=step, saved_ns=time_ns, saved_bytes=0)
+        self._set_attempt(facts)
 
     def _attempt(self, number: int) -> AttemptFacts:
         return self.attempts.get(number) or AttemptFacts(number)
@@ -306,6 +325,7 @@ _HANDLERS: Mapping[str, Callable[[Run, record_pb.Record], tuple[Verdict, ...]]] 
     "evaluation": Run.evaluation,
     "opened": Run.opened,
     "committed": Run.committed,
+    "save": Run.save,
 }
 _OFF_NODES = ENDED | {
     train_pb.JOB_STATE_QUEUED,

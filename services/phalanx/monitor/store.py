@@ -243,13 +243,16 @@ def _stored(row: sa.Row[Any], events: Iterable[train_pb.JobEvent], incidents: It
     summary = Summary(row.job, **{name: getattr(row, name) for name in _SUMMARY})
     if summary.step and summary.loss is None:  # SQL has no NaN
         summary = replace(summary, loss=float("nan"))
-    attempts = [
-        AttemptFacts(**{**each, "checkpoints": tuple(each["checkpoints"])}) for each in json.loads(row.attempts)
-    ]
+    attempts = [_attempt(each) for each in json.loads(row.attempts)]
     evaluations = {step: float("nan") if loss is None else loss for step, loss in json.loads(row.evaluations)}
     return StoredRun(
         summary, row.num_missed, {each.number: each for each in attempts}, evaluations, tuple(events), tuple(incidents)
     )
+
+
+def _attempt(fields: Mapping[str, Any]) -> AttemptFacts:
+    columns: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+    return AttemptFacts(**{**fields, **columns})
 
 
 def _incident(row: sa.Row[Any]) -> Incident:

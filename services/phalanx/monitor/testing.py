@@ -65,6 +65,15 @@ class Told:
         )
         return self.record(took_s=step_time_s, progress=progress)
 
+    def saved(
+        self, step: int, stall_s: float | None = 0.05, num_skipped: int = 0
+    ) -> Iterator[train_pb.WatchRecordsResponse]:
+        """A save was due: taken and committed, or left out where `stall_s` is None."""
+        yield self.record(save=record_pb.Save(step=step, stall_s=stall_s, num_skipped=num_skipped))
+        if stall_s is not None:
+            yield self.record(committed=record_pb.Committed(attempt=self.attempt, step=step))
+            yield self.event("committed", "running", attempt=self.attempt, step=step)
+
     def sign_of_life(self) -> train_pb.WatchRecordsResponse:
         """Nothing new."""
         return train_pb.WatchRecordsResponse(log_id=self.log_id, number=self.number)

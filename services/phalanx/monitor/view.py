@@ -37,7 +37,7 @@ class View:
 
     def list_runs(self) -> pb.ListRunsResponse:
         """The runs, newest first."""
-        return pb.ListRunsResponse(runs=[summary_message(*each) for each in self._board.summaries()])
+        return pb.ListRunsResponse(runs=self._board.read_all(summary_message))
 
     def get_run(self, job: str, max_points: int = 0, after_step: int = 0) -> pb.GetRunResponse:
         """A run; raises NotFound. max_points: 0 for all, of which `MAX_POINTS_AN_ANSWER` fit one answer, the first ones
@@ -45,7 +45,7 @@ class View:
         """
         with self._board.reading(job) as run:
             answer = pb.GetRunResponse(
-                summary=summary_message(run.summary, len(run.incidents)),
+                summary=summary_message(run),
                 evaluations=evaluation_messages(run, after_step=after_step),
                 ranks=rank_messages(run.ranks.views(self._board.clock.now_s)),
                 incidents=[incident_message(incident) for incident, _ in run.incidents.values()],
@@ -96,7 +96,7 @@ class View:
                 return None
             after = version if run.has_version(version) else -1
             answer = pb.WatchRunResponse(
-                summary=summary_message(run.summary, len(run.incidents)),
+                summary=summary_message(run),
                 evaluations=evaluation_messages(run, after),
                 ranks=rank_messages(run.ranks.views(self._board.clock.now_s)),
                 incidents=[incident_message(incident) for incident, at in run.incidents.values() if at > after],
@@ -112,7 +112,7 @@ class View:
     def _sign_of_life(self, job: str) -> pb.WatchRunResponse:
         with self._board.reading(job) as run:
             return pb.WatchRunResponse(
-                summary=summary_message(run.summary, len(run.incidents)),
+                summary=summary_message(run),
                 ranks=rank_messages(run.ranks.views(self._board.clock.now_s)),
                 version=run.version,
             )

@@ -157,6 +157,8 @@ def record_of(kind, rank=0, **fields):
             True,
         ),
         ("step_time", {"step": 4, "step_time_s": 1.5, "busy_s": 1.0}, True),
+        ("save", {"step": 4, "stall_s": 0.25, "num_skipped": 0}, True),
+        ("save", {"step": 4, "stall_s": None, "num_skipped": 1}, True),
         ("committed", {"attempt": 3, "step": 4}, False),
         ("non_finite", {"step": 4, "loss": "nan", "gradient_norm": "inf"}, False),
         ("evaluation", {"step": 4, "loss": 2.5}, False),

@@ -329,6 +329,38 @@ class Committed(_message.Message):
 Global___Committed: _TypeAlias = Committed  # noqa: Y015
 
 @_typing.final
+class Save(_message.Message):
+    """Save tells of a save that was due, as rank 0 saw it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    STALL_S_FIELD_NUMBER: _builtins.int
+    NUM_SKIPPED_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The step after which it was due."""
+    stall_s: _builtins.float
+    """Seconds for which it held training up, the wait for the save before it included; absent where it was left out."""
+    num_skipped: _builtins.int
+    """Saves of this attempt that were left out so far, as the one before was still on its way (`checkpoint.when_busy`)."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        stall_s: _builtins.float | None = ...,
+        num_skipped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_stall_s", b"_stall_s", "stall_s", b"stall_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stall_s", b"_stall_s", "num_skipped", b"num_skipped", "stall_s", b"stall_s", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__stall_s: _TypeAlias = _typing.Literal["stall_s"]  # noqa: Y015
+    _WhichOneofArgType__stall_s: _TypeAlias = _typing.Literal["_stall_s", b"_stall_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stall_s) -> _WhichOneofReturnType__stall_s | None: ...
+
+Global___Save: _TypeAlias = Save  # noqa: Y015
+
+@_typing.final
 class NonFinite(_message.Message):
     """NonFinite tells that all ranks saw a loss or gradient that is not finite."""
 
@@ -513,6 +545,7 @@ class Record(_message.Message):
     ERROR_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    SAVE_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """The rank."""
     since_start_s: _builtins.float
@@ -567,6 +600,10 @@ class Record(_message.Message):
     def finished(self) -> Global___Finished:
         """The rank's loop ended."""
 
+    @_builtins.property
+    def save(self) -> Global___Save:
+        """A save was due."""
+
     def __init__(
         self,
         *,
@@ -585,12 +622,13 @@ class Record(_message.Message):
         error: Global___Cause | None = ...,
         ended: Global___Ended | None = ...,
         finished: Global___Finished | None = ...,
+        save: Global___Save | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "damaged", b"damaged", "ended", b"ended", "error", b"error", "evaluation", b"evaluation", "event", b"event", "finished", b"finished", "non_finite", b"non_finite", "opened", b"opened", "phase", b"phase", "progress", b"progress", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "damaged", b"damaged", "ended", b"ended", "error", b"error", "evaluation", b"evaluation", "event", b"event", "finished", b"finished", "non_finite", b"non_finite", "opened", b"opened", "phase", b"phase", "progress", b"progress", "save", b"save", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "damaged", b"damaged", "ended", b"ended", "error", b"error", "evaluation", b"evaluation", "event", b"event", "finished", b"finished", "non_finite", b"non_finite", "opened", b"opened", "phase", b"phase", "progress", b"progress", "rank", b"rank", "since_start_s", b"since_start_s", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "damaged", b"damaged", "ended", b"ended", "error", b"error", "evaluation", b"evaluation", "event", b"event", "finished", b"finished", "non_finite", b"non_finite", "opened", b"opened", "phase", b"phase", "progress", b"progress", "rank", b"rank", "save", b"save", "since_start_s", b"since_start_s", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["phase", "progress", "step_time", "committed", "non_finite", "evaluation", "opened", "damaged", "error", "ended", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["phase", "progress", "step_time", "committed", "non_finite", "evaluation", "opened", "damaged", "error", "ended", "finished", "save"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

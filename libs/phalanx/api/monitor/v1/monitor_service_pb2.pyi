@@ -38,6 +38,7 @@ class RunSummary(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     NUM_INCIDENTS_FIELD_NUMBER: _builtins.int
     SILENT_S_FIELD_NUMBER: _builtins.int
+    SAVES_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job, `projects/<p>/jobs/<uid>`."""
     state: _train_service_pb2.JobState.ValueType
@@ -56,6 +57,10 @@ class RunSummary(_message.Message):
     """Incidents so far."""
     silent_s: _builtins.float
     """Seconds since the monitor last heard of it."""
+    @_builtins.property
+    def saves(self) -> Global___SaveSummary:
+        """What is saved of it; absent before the first save."""
+
     def __init__(
         self,
         *,
@@ -68,10 +73,11 @@ class RunSummary(_message.Message):
         attempt: _builtins.int = ...,
         num_incidents: _builtins.int = ...,
         silent_s: _builtins.float = ...,
+        saves: Global___SaveSummary | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_tokens_per_second", b"_tokens_per_second", "loss", b"loss", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_tokens_per_second", b"_tokens_per_second", "loss", b"loss", "saves", b"saves", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_tokens_per_second", b"_tokens_per_second", "attempt", b"attempt", "job", b"job", "loss", b"loss", "num_incidents", b"num_incidents", "num_steps", b"num_steps", "silent_s", b"silent_s", "state", b"state", "step", b"step", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_tokens_per_second", b"_tokens_per_second", "attempt", b"attempt", "job", b"job", "loss", b"loss", "num_incidents", b"num_incidents", "num_steps", b"num_steps", "saves", b"saves", "silent_s", b"silent_s", "state", b"state", "step", b"step", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -83,6 +89,59 @@ class RunSummary(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_second) -> _WhichOneofReturnType__tokens_per_second | None: ...
 
 Global___RunSummary: _TypeAlias = RunSummary  # noqa: Y015
+
+@_typing.final
+class SaveSummary(_message.Message):
+    """SaveSummary tells how much of a run is safe, and what saving costs it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    AGE_S_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    STALL_S_FIELD_NUMBER: _builtins.int
+    NUM_SKIPPED_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """Attempt of the newest live checkpoint that is not damaged; 0 for none."""
+    step: _builtins.int
+    """Its step."""
+    age_s: _builtins.float
+    """Seconds since its commit, by the clock of whoever told of it; absent where unknown."""
+    num_bytes: _builtins.int
+    """Bytes of its tensor data; absent where unknown."""
+    stall_s: _builtins.float
+    """Seconds for which the last save held training up; absent where unknown."""
+    num_skipped: _builtins.int
+    """Saves that were left out so far, as the one before was still on its way."""
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        step: _builtins.int = ...,
+        age_s: _builtins.float | None = ...,
+        num_bytes: _builtins.int | None = ...,
+        stall_s: _builtins.float | None = ...,
+        num_skipped: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_age_s", b"_age_s", "_num_bytes", b"_num_bytes", "_stall_s", b"_stall_s", "age_s", b"age_s", "num_bytes", b"num_bytes", "stall_s", b"stall_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_age_s", b"_age_s", "_num_bytes", b"_num_bytes", "_stall_s", b"_stall_s", "age_s", b"age_s", "attempt", b"attempt", "num_bytes", b"num_bytes", "num_skipped", b"num_skipped", "stall_s", b"stall_s", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__age_s: _TypeAlias = _typing.Literal["age_s"]  # noqa: Y015
+    _WhichOneofArgType__age_s: _TypeAlias = _typing.Literal["_age_s", b"_age_s"]  # noqa: Y015
+    _WhichOneofReturnType__num_bytes: _TypeAlias = _typing.Literal["num_bytes"]  # noqa: Y015
+    _WhichOneofArgType__num_bytes: _TypeAlias = _typing.Literal["_num_bytes", b"_num_bytes"]  # noqa: Y015
+    _WhichOneofReturnType__stall_s: _TypeAlias = _typing.Literal["stall_s"]  # noqa: Y015
+    _WhichOneofArgType__stall_s: _TypeAlias = _typing.Literal["_stall_s", b"_stall_s"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__age_s) -> _WhichOneofReturnType__age_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_bytes) -> _WhichOneofReturnType__num_bytes | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__stall_s) -> _WhichOneofReturnType__stall_s | None: ...
+
+Global___SaveSummary: _TypeAlias = SaveSummary  # noqa: Y015
 
 @_typing.final
 class Curve(_message.Message):
@@ -297,6 +356,8 @@ class AttemptSummary(_message.Message):
     CHECKPOINTS_FIELD_NUMBER: _builtins.int
     LAYOUT_FIELD_NUMBER: _builtins.int
     LIVE_FIELD_NUMBER: _builtins.int
+    DAMAGED_FIELD_NUMBER: _builtins.int
+    PINNED_FIELD_NUMBER: _builtins.int
     attempt: _builtins.int
     """Its number."""
     parent_attempt: _builtins.int
@@ -311,7 +372,15 @@ class AttemptSummary(_message.Message):
     """Whether it is on the live chain."""
     @_builtins.property
     def checkpoints(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Steps at which it committed checkpoints."""
+        """Steps of its checkpoints that exist, live or not."""
+
+    @_builtins.property
+    def damaged(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of `checkpoints` that can't be restored."""
+
+    @_builtins.property
+    def pinned(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Those of `checkpoints` that are pinned."""
 
     def __init__(
         self,
@@ -323,10 +392,12 @@ class AttemptSummary(_message.Message):
         checkpoints: _abc.Iterable[_builtins.int] | None = ...,
         layout: _builtins.str = ...,
         live: _builtins.bool = ...,
+        damaged: _abc.Iterable[_builtins.int] | None = ...,
+        pinned: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoints", b"checkpoints", "last_step", b"last_step", "layout", b"layout", "live", b"live", "parent_attempt", b"parent_attempt", "parent_step", b"parent_step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "checkpoints", b"checkpoints", "damaged", b"damaged", "last_step", b"last_step", "layout", b"layout", "live", b"live", "parent_attempt", b"parent_attempt", "parent_step", b"parent_step", "pinned", b"pinned"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,6 +22,8 @@ export function seconds(value) {
   return `${(value / 86400).toFixed(1)}${NARROW}d`;
 }
 
+export const age = (value) => (value < 120 ? `${Math.floor(value)}${NARROW}s` : seconds(value));
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(value) {

@@ -1,30 +1,33 @@
 // What one sees first: where the run stands, what happens right now and why, and its figures.
 
-import { clock, compact, percent, seconds, words } from "./format.js";
+import { age, bytes, clock, compact, percent, seconds, words } from "./format.js";
 
 const byId = (id) => document.getElementById(id);
 const ACTIVE = new Set(["queued", "preparing", "starting", "running", "recovering"]);
 const SILENT_S = 30;
+let saved = null;
 
 export function showSummary({ summary, series, evaluations, attempts, ranks, events }) {
-  const { state, step, num_steps: numSteps } = summary;
+  const { state, step, num_steps: numSteps, saves } = summary;
   byId("state").textContent = words(state);
   byId("state").className = `state ${state}`;
   byId("progress").value = numSteps ? Math.min(1, step / numSteps) : 0;
   byId("steps").textContent = numSteps ? `step ${step} of ${numSteps} · ${Math.floor((100 * step) / numSteps)} %` : `step ${step}`;
   const stepTime = series.recent("step_time_s"), leftS = (numSteps - step) * stepTime;
   const hasLeft = state === "running" && step < numSteps && stepTime > 0;
-  const saved = newestCheckpoint(attempts);
   fillTiles({
     loss: [compact(summary.loss)],
     evaluation: [compact([...evaluations.values()].at(-1)), evaluations.size ? `at step ${[...evaluations.keys()].at(-1)}` : ""],
     speed: [compact(summary.tokens_per_second)],
     "step-time": [seconds(stepTime)],
-    saved: [saved ? `step ${saved}` : "–", saved ? `${step - saved} steps ago` : ""],
+    saved: [saves?.step ? `step ${saves.step}` : "–"],
+    stall: [seconds(saves?.stall_s), saves?.num_skipped ? `${saves.num_skipped} skipped` : saves ? "none skipped" : ""],
     attempt: [summary.attempt || "–", attempts.at(-1)?.layout ?? ""],
     incidents: [summary.num_incidents],
     left: [hasLeft ? seconds(leftS) : "–", hasLeft ? `done at ${finish(leftS)}` : ""],
   });
+  saved = saves?.step ? { ...saves, behind: step - saves.step, atMs: performance.now() - 1000 * saves.age_s } : null;
+  showAge();
   showSplit(stepTime, series.recent("data_wait_s"), ranks);
   showNow(summary, events);
   document.title = titleOf(summary);
@@ -53,8 +56,13 @@ function fillTiles(tiles) {
   }
 }
 
-function newestCheckpoint(attempts) {
-  return Math.max(0, ...attempts.filter((each) => each.live).flatMap((each) => each.checkpoints));
+// The newest checkpoint grows older also while nothing is told.
+export function showAge() {
+  const ageS = saved ? (performance.now() - saved.atMs) / 1000 : NaN;
+  const told = Number.isFinite(ageS) ? `${age(ageS)} ago` : saved ? `${saved.behind} steps ago` : "";
+  const text = [told, saved?.num_bytes ? bytes(saved.num_bytes) : ""].filter(Boolean).join(", ");
+  byId("more-saved").textContent = text;
+  byId("more-saved").title = saved ? [text, `${saved.behind} steps behind`, `attempt ${saved.attempt}`].join(", ") : "";
 }
 
 function finish(leftS) {

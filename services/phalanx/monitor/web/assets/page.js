@@ -4,7 +4,7 @@ import { ask } from "./api.js";
 import { Chart, Span } from "./chart.js";
 import { shortName, words } from "./format.js";
 import { drawLineage } from "./lineage.js";
-import { showNothing, showSummary, titleOf } from "./overview.js";
+import { showAge, showNothing, showSummary, titleOf } from "./overview.js";
 import { Run } from "./run.js";
 import { fillEvents, fillGpus, fillIncidents, fillRanks } from "./tables.js";
 
@@ -20,7 +20,7 @@ const charts = [
   new Chart(byId("rate"), span, [["learning_rate", "--train"]]),
 ];
 const lossChart = charts[0];
-let run = null, wanted = hashJob();
+let run = null, wanted = hashJob(), drawn = null;
 
 function show(shown) {
   showSummary(shown);
@@ -30,7 +30,7 @@ function show(shown) {
     fillIncidents(byId("incidents"), [...shown.incidents.values()], (step) => span.show([Math.max(0, step - INCIDENT_STEPS), step + INCIDENT_STEPS]));
     fillEvents(byId("events"), shown.events);
   }
-  drawLineage(byId("lineage"), shown.attempts);
+  if (drawn !== shown.attempts) drawLineage(byId("lineage"), (drawn = shown.attempts));
   lossChart.dots = shown.dots;
   const { series, marks, bands } = shown;
   for (const chart of charts) Object.assign(chart, { series, marks, bands }).touch();
@@ -104,6 +104,7 @@ document.addEventListener("visibilitychange", () => {
   else if (run?.summary) run.resume();
   else run?.open();
 });
+setInterval(showAge, 1000);
 every(RUNS_EVERY_MS, refreshRuns);
 every(GPUS_EVERY_MS, refreshGpus);
 globalThis.phalanx = { charts, span, get run() { return run; } };
