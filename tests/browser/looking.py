@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from playwright.sync_api import Page
+from playwright.sync_api import Browser, Page
 
 from phalanx.monitor.testing import Told, started
 
@@ -75,6 +75,16 @@ def wait_step(page: Page, step: int) -> None:
 def steps_of(page: Page) -> list[int]:
     """The steps that the page holds."""
     return page.evaluate("Array.from(phalanx.run.series.step.subarray(0, phalanx.run.series.length))")
+
+
+def browser_cpu_s(browser: Browser) -> dict[int, float]:
+    """Processor time that each process of the browser has used, in seconds by its pid."""
+    session = browser.new_browser_cdp_session()
+    try:
+        found = session.send("SystemInfo.getProcessInfo")["processInfo"]
+    finally:
+        session.detach()
+    return {int(process["id"]): float(process["cpuTime"]) for process in found}
 
 
 def losses(told: Told, values: Iterable[float | None], first: int = 1) -> Iterator[Any]:

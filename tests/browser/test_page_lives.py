@@ -8,8 +8,9 @@ import time
 from contextlib import closing
 
 import numpy as np
+import psutil
 import pytest
-from looking import losses, place, short_run, steps_of, wait_step
+from looking import browser_cpu_s, losses, place, short_run, steps_of, wait_step
 from page_kit import running_monitor
 
 from phalanx.api.train.v1 import train_service_pb2 as train_pb
@@ -111,11 +112,16 @@ def long_monitor(tmp_path_factory):
         yield running
 
 
-def test_page_of_a_long_run_loads_and_draws_quickly(long_monitor, open_page):
-    began_s = time.monotonic()
+def test_page_of_a_long_run_loads_and_draws_quickly(long_monitor, browser, open_page):
+    """Loading is measured as processor time of browser and monitor, whatever else the machine does meanwhile."""
+    monitor = psutil.Process(long_monitor.process.pid)
+    monitor_before, before = monitor.cpu_times(), browser_cpu_s(browser)
     page = open_page(f"{long_monitor.url}#{LONG_JOB}")
     page.wait_for_function(f"globalThis.phalanx?.charts[0].series.length >= {LONG} && phalanx.charts[0].drawn > 0")
-    assert time.monotonic() - began_s < 5.0
+    monitor_after, after = monitor.cpu_times(), browser_cpu_s(browser)
+    monitor_s = monitor_after.user + monitor_after.system - monitor_before.user - monitor_before.system
+    page_s = sum(used_s - before.get(pid, 0.0) for pid, used_s in after.items())
+    assert 0 < page_s < 5.0 - monitor_s, (page_s, monitor_s)
     draws_ms = page.evaluate(
         "Array.from({ length: 20 }, () => { const chart = phalanx.charts[0], began = performance.now();"
         " chart.kept = null; chart.draw(); return performance.now() - began; })"
