@@ -25,7 +25,13 @@ FORMATS: Final = {
     JournalEntry: "phalanx.journal-entry/1",
     Manifest: "phalanx.manifest/1",
 }
-_MANIFEST_ADDITIONS: Final = ("speculative", "metrics")  # without them a manifest is as it was before there were any
+_MANIFEST_ADDITIONS: Final = (  # without them a manifest is as it was before there were any
+    "speculative",
+    "metrics",
+    "part_lists",
+    "record_lists",
+    "directory",
+)
 _ADAPTERS: Final[Mapping[type, TypeAdapter[Any]]] = {kind: TypeAdapter(kind) for kind in FORMATS}
 
 

@@ -73,6 +73,13 @@ def records_name(key: str) -> RecordsName | None:
     return RecordsName(*(int(part) for part in (match[1], match[4], match[2], match[3]))) if match else None
 
 
+def record_list(attempt: int, digest: str) -> str:
+    """`a<A>/records/lists/<digits>.json`: names of step records. It lies beside them, as it is kept for as long as
+    they are; named by its own digest, so that it has one content.
+    """
+    return f"{records_of(attempt)}lists/{digest.rpartition(':')[2]}.json"
+
+
 def checkpoints_of(attempt: int) -> str:
     """Prefix of everything that belongs to a checkpoint of `attempt`."""
     return f"a{number(attempt)}/s"
@@ -111,6 +118,11 @@ def retired_ref(key: str) -> CheckpointRef | None:
     return CheckpointRef(int(match[1]), int(match[2])) if match else None
 
 
+def promoted(ref: CheckpointRef) -> str:
+    """`a<A>/s<step>/promoted.json`: the speculative checkpoint was found healthy."""
+    return f"{checkpoint(ref)}promoted.json"
+
+
 def parts(ref: CheckpointRef) -> str:
     """Prefix of the part objects of one checkpoint."""
     return f"{checkpoint(ref)}parts/"
@@ -119,6 +131,16 @@ def parts(ref: CheckpointRef) -> str:
 def part(ref: CheckpointRef, rank: int) -> str:
     """`a<A>/s<step>/parts/<rank>.json`: what one rank wrote for the checkpoint."""
     return f"{parts(ref)}{number(rank)}.json"
+
+
+def part_list(ref: CheckpointRef, digest: str) -> str:
+    """`a<A>/s<step>/lists/<digits>.json`: names of parts of one checkpoint; it is named by its own digest."""
+    return f"{checkpoint(ref)}lists/{digest.rpartition(':')[2]}.json"
+
+
+def directory(ref: CheckpointRef, digest: str) -> str:
+    """`a<A>/s<step>/directory/<digits>.json`: where the boxes of tensors are found; it is named by its own digest."""
+    return f"{checkpoint(ref)}directory/{digest.rpartition(':')[2]}.json"
 
 
 def objects(ref: CheckpointRef) -> str:

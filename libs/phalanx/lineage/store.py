@@ -21,6 +21,7 @@ from phalanx.lineage.encoding import Stored, decode, encode
 from phalanx.lineage.errors import DamagedObject
 from phalanx.lineage.job import position_after, require_same_identity, require_same_origin
 from phalanx.lineage.journal import journal_digest
+from phalanx.lineage.lists import decode_refs
 from phalanx.lineage.records import StepRows, WindowRows, decode_records, encode_records
 from phalanx.lineage.values import (
     Attempt,
@@ -259,7 +260,7 @@ class Lineage:
             listed = self._store.list(keys.checkpoints_of(link.attempt.number))
             refs = (keys.manifest_ref(info.key) or keys.retired_ref(info.key) for info in listed)
             for ref in sorted({ref for ref in refs if ref is not None and link.has_step(ref.step)}):
-                yield from self._root(ref).records
+                yield from self.record_refs(self._root(ref))
 
     def live_records(self) -> Iterator[tuple[WindowRows, StepRows]]:
         """The records of the live chain, one object (a rank's, up to one checkpoint) at a time."""
@@ -296,6 +297,23 @@ class Lineage:
         if manifest.ref != ref:
             raise DamagedObject(key, f"says that it is {manifest.ref}")
         return manifest
+
+    def record_refs(self, manifest: Manifest) -> Iterator[ObjectRef]:
+        """The records objects that a manifest names, those in its lists included."""
+        yield from manifest.records
+        for ref in manifest.record_lists:
+            yield from decode_refs(ref.key, self.read_verified(ref))
+
+    def part_refs(self, manifest: Manifest) -> Iterator[ObjectRef]:
+        """The parts of a checkpoint, by rank, those in its lists included."""
+        yield from manifest.parts
+        for ref in manifest.part_lists:
+            yield from decode_refs(ref.key, self.read_verified(ref))
+
+    def put(self, key: str, data: bytes) -> ObjectRef:
+        """Creates an object that nobody else writes with other content, and names it; again is recognised as done."""
+        self._create_once(key, data)
+        return ObjectRef(key, len(data), xxh3(data))
 
     def retire(self, ref: CheckpointRef) -> None:
         """Keeps the manifest's bytes under `keys.retired`, so that the records it names stay provable when the

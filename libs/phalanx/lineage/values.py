@@ -105,7 +105,10 @@ class Manifest:
     schedule: scalars of the schedules (tokens seen, loss scale, ...). world_size: ranks that saved it, one part each.
     records: every records object of the attempt up to `step` that no earlier manifest of the attempt names.
     parts: the part objects, by rank. speculative: taken between the regular ones, of its own quota. metrics: what was
-    measured of the state at `step`, finite numbers by name. Where they say nothing the last two are not stored.
+    measured of the state at `step`, finite numbers by name.
+    part_lists, record_lists: in a root that would name too many, objects that list them instead, in order (`lists`);
+    directory: the object by which a reader finds the parts that it needs. Fields from `speculative` on are not stored
+    where they say nothing.
     """
 
     attempt: Ordinal
@@ -121,6 +124,9 @@ class Manifest:
     parts: tuple[ObjectRef, ...]
     speculative: bool = False
     metrics: Mapping[str, float] = field(default_factory=dict)
+    part_lists: tuple[ObjectRef, ...] = ()
+    record_lists: tuple[ObjectRef, ...] = ()
+    directory: ObjectRef | None = None
 
     @property
     def ref(self) -> CheckpointRef:

@@ -1,24 +1,29 @@
 """Commits a checkpoint: awaits the parts of all ranks, checks them together, then has the lineage put the manifest.
 
 Until that one create-only put the checkpoint does not exist; after it, it is whole. Whoever commits may die anywhere:
-what is left is parts and objects that no manifest names.
+what is left is parts and objects that no manifest names. A world of many ranks has lists and a directory before it
+(`root_of`), which are nothing without it either.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from phalanx.core.digest import xxh3
 from phalanx.lineage import Lineage, Manifest, ObjectRef, keys
+from phalanx.lineage.lists import MOST_NAMED, encoded_lists
 from phalanx.objects import ObjectStore
-from phalanx.snapshot.coverage import coverage_fault
+from phalanx.snapshot.directory import put_directory
 from phalanx.snapshot.errors import IncompleteCheckpoint
-from phalanx.snapshot.index import NUM_READERS, Index, build_index
+from phalanx.snapshot.index import NUM_PART_READERS, PARTS_AT_ONCE
 from phalanx.snapshot.parts import Part, parse_part
+from phalanx.snapshot.tally import Tally
 
+FILLED_IN = ("parts", "records", "part_lists", "record_lists", "directory")  # what a commit adds to its draft
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.01, 0.5
 
 
@@ -40,17 +45,36 @@ def commit(
     """
     part_keys = [keys.part(draft.ref, rank) for rank in range(world_size)]
     _await_parts(store, draft, part_keys, deadline_s)
-    with ThreadPoolExecutor(NUM_READERS) as pool:
-        read = list(pool.map(lambda key: _read(store, key), part_keys))
-    refs, parts = tuple(ref for ref, _ in read), [part for _, part in read]
-    _check_parts(draft, parts, refs, world_size, expected or {})
-    index = build_index(parts)
-    _check_objects(store, draft, index)
-    _check_coverage(draft, index)
-    records = draft.records + tuple(ref for part in parts for ref in part.records)
-    manifest = dataclasses.replace(draft, parts=refs, records=records, world_size=world_size)
+    sizes = {info.key: info.num_bytes for info in store.list(keys.objects(draft.ref))}
+    refs: list[ObjectRef] = []
+    records, tally = list(draft.records), Tally()
+    for ref, part in _read_parts(store, part_keys):
+        _check_part(draft, part, ref, world_size, expected or {})
+        _check_objects(part, sizes)
+        tally.add(part)
+        refs.append(ref)
+        records += part.records
+    _check_coverage(draft, tally)
+    manifest = root_of(lineage, dataclasses.replace(draft, world_size=world_size), refs, records, tally)
     lineage.commit(manifest)
     return manifest
+
+
+def root_of(
+    lineage: Lineage, draft: Manifest, parts: Sequence[ObjectRef], records: Sequence[ObjectRef], tally: Tally
+) -> Manifest:
+    """The draft with its parts and records. Where they are many, lists of them and the directory are stored first, all
+    of them named by their own content, so that they are the same for whoever commits; then the root names those.
+    """
+    named: dict[str, Any] = {"parts": tuple(parts), "records": tuple(records)}
+    if len(records) > MOST_NAMED:
+        lists = (lineage.put(keys.record_list(draft.attempt, xxh3(data)), data) for data in encoded_lists(records))
+        named |= {"records": (), "record_lists": tuple(lists)}
+    if len(parts) > MOST_NAMED:
+        lists = (lineage.put(keys.part_list(draft.ref, xxh3(data)), data) for data in encoded_lists(parts))
+        directory = put_directory(tally.tables, lambda data: lineage.put(keys.directory(draft.ref, xxh3(data)), data))
+        named |= {"parts": (), "part_lists": tuple(lists), "directory": directory}
+    return dataclasses.replace(draft, **named)
 
 
 def _await_parts(store: ObjectStore, draft: Manifest, part_keys: list[str], deadline_s: float) -> None:
@@ -71,36 +95,35 @@ def _await_parts(store: ObjectStore, draft: Manifest, part_keys: list[str], dead
         pause_s = min(pause_s * 1.5, _LONGEST_WAIT_S)
 
 
-def _read(store: ObjectStore, key: str) -> tuple[ObjectRef, Part]:
-    data = store.read(key)
-    return ObjectRef(key, len(data), xxh3(data)), parse_part(key, data)
+def _read_parts(store: ObjectStore, part_keys: Sequence[str]) -> Iterator[tuple[ObjectRef, Part]]:
+    """All parts in order, a few at a time: together they may be larger than memory."""
+    with ThreadPoolExecutor(NUM_PART_READERS) as pool:
+        for first in range(0, len(part_keys), PARTS_AT_ONCE):
+            for key, data in pool.map(lambda key: (key, store.read(key)), part_keys[first : first + PARTS_AT_ONCE]):
+                yield ObjectRef(key, len(data), xxh3(data)), parse_part(key, data)
 
 
-def _check_parts(
-    draft: Manifest, parts: list[Part], refs: tuple[ObjectRef, ...], world_size: int, expected: Mapping[int, ObjectRef]
+def _check_part(
+    draft: Manifest, part: Part, ref: ObjectRef, world_size: int, expected: Mapping[int, ObjectRef]
 ) -> None:
-    for part, ref in zip(parts, refs, strict=True):
-        if part.world_size != world_size:
-            raise IncompleteCheckpoint(f"{ref.key} was written in a world of {part.world_size} ranks, not {world_size}")
-        if expected.get(part.rank, ref) != ref:
-            raise IncompleteCheckpoint(
-                f"{ref.key} is not the part that rank {part.rank} reported for step {draft.step}"
-            )
+    if part.world_size != world_size:
+        raise IncompleteCheckpoint(f"{ref.key} was written in a world of {part.world_size} ranks, not {world_size}")
+    if expected.get(part.rank, ref) != ref:
+        raise IncompleteCheckpoint(f"{ref.key} is not the part that rank {part.rank} reported for step {draft.step}")
 
 
-def _check_objects(store: ObjectStore, draft: Manifest, index: Index) -> None:
-    sizes = {info.key: info.num_bytes for info in store.list(keys.objects(draft.ref))}
-    for item in index.objects.values():
+def _check_objects(part: Part, sizes: Mapping[str, int]) -> None:
+    for item in part.objects:
         if sizes.get(item.key) != item.num_bytes:
             found = f"has {sizes[item.key]} bytes" if item.key in sizes else "is missing"
             raise IncompleteCheckpoint(f"{item.key} {found}, its part says {item.num_bytes} bytes")
 
 
-def _check_coverage(draft: Manifest, index: Index) -> None:
-    for tensor in index.tensors.values():
-        fault = coverage_fault(tensor.global_shape, [stored.box for stored in tensor.boxes])
+def _check_coverage(draft: Manifest, tally: Tally) -> None:
+    for name, table in sorted(tally.tables.items()):
+        fault = table.fault()
         if fault is not None:
-            raise IncompleteCheckpoint(f"checkpoint {draft.ref}: tensor {tensor.name}: {fault}")
+            raise IncompleteCheckpoint(f"checkpoint {draft.ref}: tensor {name}: {fault}")
 
 
 def _some(ranks: list[int]) -> str:

@@ -32,7 +32,7 @@ class Wanted:
 
 
 @dataclass(slots=True)
-class _Landing:
+class Landing:
     """Memory in which a stored box arrives, read by read; untouched pages of what is not needed cost nothing."""
 
     wanted: Wanted
@@ -49,12 +49,12 @@ def fetch(
 
     Raises DamagedCheckpoint at the first wrong chunk; boxes delivered until then were verified.
     """
-    landings: dict[int, _Landing] = {}
+    landings: dict[int, Landing] = {}
     runs = []
     for item in wanted:
         found = chunk_runs(item.stored, needed_chunks(item.stored, item.boxes))
         runs += found
-        landings[id(item.stored)] = _Landing(item, len(found))
+        landings[id(item.stored)] = Landing(item, len(found))
     reads = coalesced(runs)
     with ThreadPoolExecutor(num_readers) as pool:
         tasks = [pool.submit(_fetch_one, store, objects[read.key], read, landings) for read in reads]
@@ -104,17 +104,17 @@ def verify_chunk(stored: StoredBox, number: int, data: memoryview) -> None:
         raise DamagedCheckpoint(stored.key, "holds other bytes than were written", tensor=stored.tensor, chunk=number)
 
 
-def _fetch_one(store: ObjectStore, stored_object: StoredObject, read: Read, landings: Mapping[int, _Landing]) -> None:
+def _fetch_one(store: ObjectStore, stored_object: StoredObject, read: Read, landings: Mapping[int, Landing]) -> None:
     data = memoryview(read_range(store, stored_object, read.start, read.stop))
     for run in read.runs:
         stored, size = run.stored, run.stored.chunk_bytes
         piece = data[run.start - read.start : run.stop - read.start]
         for at in range(run.count):
             verify_chunk(stored, run.first + at, piece[at * size : (at + 1) * size])
-        _land(landings[id(stored)], run.first * size, piece)
+        land(landings[id(stored)], run.first * size, piece)
 
 
-def _land(landing: _Landing, start: int, piece: memoryview) -> None:
+def land(landing: Landing, start: int, piece: memoryview) -> None:
     """Puts verified bytes at `start` of their box; delivers the box with the last of them."""
     stored = landing.wanted.stored
     with landing.lock:

@@ -15,12 +15,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import xxhash
 
-from phalanx.core.digest import xxh3
 from phalanx.lineage import CheckpointRef, DamagedObject, ForkPoint, Lineage, Manifest, ObjectRef, journal_digest, keys
 from phalanx.objects import ObjectExists, ObjectMissing, ObjectStore
+from phalanx.snapshot.commit import root_of
 from phalanx.snapshot.errors import DamagedCheckpoint
-from phalanx.snapshot.index import NUM_READERS, read_part
+from phalanx.snapshot.index import NUM_READERS, read_parts
 from phalanx.snapshot.parts import Part, StoredObject, part_bytes
+from phalanx.snapshot.tally import Tally
 
 IMPORT_ATTEMPT = 1
 PIECE_BYTES = 8 << 20
@@ -48,12 +49,15 @@ def import_checkpoint(
         return
     manifest = Lineage(source).manifest(CheckpointRef(origin.attempt, origin.step))
     to = _ref(origin)
+    refs: list[ObjectRef] = []
+    tally = Tally()
     with ThreadPoolExecutor(NUM_READERS) as pool:
-        parts = list(pool.map(lambda ref: read_part(source, ref), manifest.parts))
-        moves = [(item, _moved(item.key, to)) for part in parts for item in part.objects]
-        list(pool.map(lambda move: _copy(source, move[0], target, move[1]), moves))
-        refs = tuple(pool.map(lambda part: _put_part(target, _moved_part(part, to), to), parts))
-    lineage.commit(_manifest(manifest, to, identity_digest, refs))
+        for part in read_parts(source, tuple(Lineage(source).part_refs(manifest))):
+            moves = [(item, _moved(item.key, to)) for item in part.objects]
+            list(pool.map(lambda move: _copy(source, move[0], target, move[1]), moves))
+            refs.append(_put_part(lineage, _moved_part(part, to), to))
+            tally.add(part)
+    lineage.commit(root_of(lineage, _manifest(manifest, to, identity_digest), refs, (), tally))
 
 
 def _ref(origin: ForkPoint) -> CheckpointRef:
@@ -71,14 +75,17 @@ def _moved_part(part: Part, to: CheckpointRef) -> Part:
     return dataclasses.replace(part, attempt=to.attempt, objects=objects, boxes=boxes, records=())
 
 
-def _manifest(manifest: Manifest, to: CheckpointRef, identity_digest: str, parts: tuple[ObjectRef, ...]) -> Manifest:
+def _manifest(manifest: Manifest, to: CheckpointRef, identity_digest: str) -> Manifest:
     return dataclasses.replace(
         manifest,
         attempt=to.attempt,
         identity_digest=identity_digest,
         journal_digest=journal_digest(()),
         records=(),
-        parts=parts,
+        parts=(),
+        part_lists=(),
+        record_lists=(),
+        directory=None,
     )
 
 
@@ -118,11 +125,5 @@ def _is_there(target: ObjectStore, key: str, num_bytes: int) -> bool:
     return True
 
 
-def _put_part(target: ObjectStore, part: Part, to: CheckpointRef) -> ObjectRef:
-    key, data = keys.part(to, part.rank), part_bytes(part)
-    try:
-        target.create(key, data)
-    except ObjectExists:
-        if target.read(key) != data:
-            raise DamagedObject(key, "is there with other content than the checkpoint that is copied") from None
-    return ObjectRef(key, len(data), xxh3(data))
+def _put_part(lineage: Lineage, part: Part, to: CheckpointRef) -> ObjectRef:
+    return lineage.put(keys.part(to, part.rank), part_bytes(part))

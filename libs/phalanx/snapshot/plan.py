@@ -17,6 +17,7 @@ from phalanx.snapshot.parts import StoredBox
 
 GAP_BYTES = 64 << 10
 READ_BYTES = 16 << 20
+_GAP_SHARE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ def chunk_runs(stored: StoredBox, needed: np.ndarray, read_bytes: int = READ_BYT
 
 
 def coalesced(runs: Iterable[ChunkRun], read_bytes: int = READ_BYTES, gap_bytes: int = GAP_BYTES) -> list[Read]:
-    """Reads that bring all `runs`: neighbours in one object are joined over gaps of `gap_bytes`, up to `read_bytes` a
-    read.
+    """Reads that bring all `runs`: neighbours in one object are joined, up to `read_bytes` a read; over gaps of up to
+    `gap_bytes`, where these are less than a 32nd of what was joined before.
     """
     reads: list[list[ChunkRun]] = []
     for run in sorted(runs, key=lambda r: (r.stored.key, r.start)):
@@ -81,7 +82,7 @@ def coalesced(runs: Iterable[ChunkRun], read_bytes: int = READ_BYTES, gap_bytes:
         if (
             last
             and last[-1].stored.key == run.stored.key
-            and run.start - last[-1].stop <= gap_bytes
+            and run.start - last[-1].stop <= min(gap_bytes, (last[-1].stop - last[0].start) // _GAP_SHARE)
             and run.stop - last[0].start <= read_bytes
         ):
             last.append(run)

@@ -1,5 +1,5 @@
 """Fills a rank's live tensors from a checkpoint that any other layout may have written: verified, in place, bit for
-bit.
+bit. Ranks that restore together read each byte once and hand it to each other (`sharing`).
 """
 
 from __future__ import annotations
@@ -12,22 +12,31 @@ import torch
 
 from phalanx.core.box import Box, HeldTensor
 from phalanx.core.errors import PhalanxError, Problems
-from phalanx.lineage import Manifest
+from phalanx.lineage import Manifest, keys
 from phalanx.objects import ObjectStore
+from phalanx.snapshot.errors import DamagedCheckpoint
 from phalanx.snapshot.fetch import Wanted, fetch
-from phalanx.snapshot.index import Index, StoredTensor, read_index
+from phalanx.snapshot.index import Index, StoredTensor, read_needed
 from phalanx.snapshot.parts import StoredBox
+from phalanx.snapshot.peers import Peers
+from phalanx.snapshot.together import fetch_together
 
 _REMEDY = "restore with the job that saved it, or name the tensor in `partial`"
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreReport:
-    """What a restore did on this rank: tensors filled, bytes read, and the names in `partial` that were not filled."""
+    """What a restore did on this rank: tensors filled, and the names in `partial` that were not filled.
+
+    read_bytes: of tensors, from the store. received_bytes: of tensors, from other ranks. index_bytes: read to know
+    where they are.
+    """
 
     num_tensors: int
     read_bytes: int
     left_out: tuple[str, ...]
+    received_bytes: int = 0
+    index_bytes: int = 0
 
 
 def restore(
@@ -37,22 +46,37 @@ def restore(
     partial: Collection[str] = (),
     *,
     all_names: Collection[str] | None = None,
+    peers: Peers | None = None,
 ) -> RestoreReport:
     """Fills every `tensors[i].local` with its box of the checkpoint.
 
     partial: names that may be missing on either side (left as they are), each spelt out. all_names: names that all
-    ranks hold together; given, a stored tensor outside them is an error ("extra"). Raises Problems that list every
+    ranks hold together; given, a stored tensor outside them is an error ("extra"). peers: ranks that call this together
+    for the same checkpoint, each with its tensors: what they need is read once. Raises Problems that list every
     missing, extra or mismatching tensor before anything is read; DamagedCheckpoint where a byte is not what was written
     (then some tensors may be filled already, each with verified values: don't train on them).
     """
-    index = read_index(store, manifest)
+    boxes = _boxes_of(tensors)
+    index = read_needed(store, manifest, boxes)
     problems = _problems(index, tensors, set(partial), all_names)
     if problems:
         raise Problems(f"checkpoint {manifest.ref}", problems)
     held = [tensor for tensor in tensors if tensor.name in index.tensors]
-    read_bytes = fetch(store, index.objects, _wanted(index, held))
+    wanted = _wanted(manifest, index, held)
+    if peers is None:
+        read_bytes, received_bytes = fetch(store, index.objects, wanted), 0
+    else:
+        read_bytes, received_bytes = fetch_together(store, index, wanted, boxes, peers)
     left_out = set(partial) - {tensor.name for tensor in held}
-    return RestoreReport(len(held), read_bytes, tuple(sorted(left_out)))
+    return RestoreReport(len(held), read_bytes, tuple(sorted(left_out)), received_bytes, index.num_bytes)
+
+
+def _boxes_of(tensors: Sequence[HeldTensor]) -> dict[str, list[Box]]:
+    """The boxes that are to be filled, by tensor."""
+    boxes: dict[str, list[Box]] = {}
+    for held in tensors:
+        boxes.setdefault(held.name, []).append(held.box)
+    return boxes
 
 
 def _problems(
@@ -84,14 +108,19 @@ def _mismatch(held: HeldTensor, stored: StoredTensor | None, partial: set[str]) 
     return PhalanxError(held.name, value=text, expected=f"{wanted} as in the checkpoint", remedy=remedy)
 
 
-def _wanted(index: Index, tensors: Sequence[HeldTensor]) -> list[Wanted]:
+def _wanted(manifest: Manifest, index: Index, tensors: Sequence[HeldTensor]) -> list[Wanted]:
     """One entry a stored box that holds something needed, whoever of `tensors` needs it."""
     uses: dict[tuple[str, int], list[tuple[HeldTensor, Box]]] = {}
     for held in tensors:
+        num_missing = held.box.num_elements
         for number, stored in enumerate(index.tensors[held.name].boxes):
             common = held.box.intersect(stored.box) if stored.box.num_elements and held.box.num_elements else None
             if common is not None:
                 uses.setdefault((held.name, number), []).append((held, common))
+                num_missing -= common.num_elements
+        if num_missing:
+            where = manifest.directory.key if manifest.directory else keys.manifest(manifest.ref)
+            raise DamagedCheckpoint(where, "leads to parts that don't hold the whole tensor once", tensor=held.name)
     return [_fill(index.tensors[name], number, found) for (name, number), found in uses.items()]
 
 

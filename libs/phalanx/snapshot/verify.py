@@ -4,17 +4,20 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import xxhash
 
-from phalanx.lineage import DamagedObject, Lineage, Manifest
+from phalanx.core.digest import xxh3
+from phalanx.lineage import DamagedObject, Lineage, Manifest, ObjectRef, keys
 from phalanx.objects import ObjectMissing, ObjectStore
+from phalanx.snapshot.directory import put_directory
 from phalanx.snapshot.errors import DamagedCheckpoint
 from phalanx.snapshot.fetch import read_range, verify_chunk
 from phalanx.snapshot.index import Index, build_index, read_part
 from phalanx.snapshot.parts import Part, StoredBox, StoredObject
+from phalanx.snapshot.tally import Tally
 
 _READ_BYTES = 8 << 20
 
@@ -40,6 +43,7 @@ def verify(
     """Everything wrong with the checkpoint; empty where it is whole. `progress` hears the bytes of each read."""
     parts, damages = _read_parts(store, manifest)
     damages += _check_records(store, manifest)
+    damages += [] if damages else _check_directory(store, manifest, parts)
     try:
         index = build_index(parts)
     except DamagedCheckpoint as error:
@@ -52,7 +56,7 @@ def verify(
 def _read_parts(store: ObjectStore, manifest: Manifest) -> tuple[list[Part], list[Damage]]:
     parts: list[Part] = []
     damages: list[Damage] = []
-    for ref in manifest.parts:
+    for ref in _named(Lineage(store).part_refs(manifest), damages):
         try:
             parts.append(read_part(store, ref))
         except DamagedCheckpoint as error:
@@ -60,10 +64,46 @@ def _read_parts(store: ObjectStore, manifest: Manifest) -> tuple[list[Part], lis
     return parts, damages
 
 
+def _named(refs: Iterator[ObjectRef], damages: list[Damage]) -> list[ObjectRef]:
+    """The objects that a manifest and its lists name, up to a list that is damaged, which is told."""
+    found: list[ObjectRef] = []
+    try:
+        for ref in refs:
+            found.append(ref)  # noqa: PERF402 - those before a damaged list count
+    except DamagedObject as error:
+        damages.append(Damage(error.key, error.reason))
+    return found
+
+
+def _check_directory(store: ObjectStore, manifest: Manifest, parts: list[Part]) -> list[Damage]:
+    """The directory must say of all boxes what the parts say."""
+    if manifest.directory is None:
+        return []
+    tally = Tally()
+    damages: list[Damage] = []
+
+    def check(data: bytes) -> ObjectRef:
+        ref = ObjectRef(keys.directory(manifest.ref, xxh3(data)), len(data), xxh3(data))
+        try:
+            Lineage(store).read_verified(ref)
+        except DamagedObject as error:
+            damages.append(Damage(error.key, error.reason))
+        return ref
+
+    try:
+        for part in parts:
+            tally.add(part)
+    except DamagedCheckpoint:
+        return []  # told where the parts are joined
+    if put_directory(tally.tables, check) != manifest.directory:
+        damages.append(Damage(manifest.directory.key, "does not say what the parts say"))
+    return damages
+
+
 def _check_records(store: ObjectStore, manifest: Manifest) -> list[Damage]:
     lineage = Lineage(store)
     damages: list[Damage] = []
-    for ref in manifest.records:
+    for ref in _named(lineage.record_refs(manifest), damages):
         try:
             lineage.read_records(ref)
         except DamagedObject as error:

@@ -30,7 +30,7 @@ from phalanx.lineage.encoding import encode
 from phalanx.lineage.registry import JobName
 from phalanx.objects import ObjectMissing, ObjectStore
 from phalanx.rpc import AlreadyExists, Exhausted, FailedPrecondition, Superseded, Unavailable
-from phalanx.snapshot.commit import commit
+from phalanx.snapshot.commit import FILLED_IN, commit
 
 COMMIT_DEADLINE_S, MAX_COMMITS, MAX_WAITING, LONGEST_WHY = 600.0, 64, 1024, 2000
 _LOG = logging.getLogger(__name__)
@@ -184,7 +184,8 @@ def find(lineage: Lineage, ref: CheckpointRef) -> Manifest | None:
 
 def require_same(draft: Manifest, manifest: Manifest) -> None:
     """Raises AlreadyExists unless the manifest is what came of the draft."""
-    if dataclasses.replace(draft, parts=manifest.parts, records=manifest.records) != manifest:
+    filled = {name: getattr(manifest, name) for name in FILLED_IN}
+    if dataclasses.replace(draft, **filled) != manifest:
         raise AlreadyExists(
             f"checkpoint {draft.ref}",
             expected="the draft with which it was committed",
