@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -56,20 +57,35 @@ def a_draft(ref: CheckpointRef, world_size: int = 1) -> Manifest:
 
 
 def write_parts(
-    store: ObjectStore, ref: CheckpointRef, world_size: int = 1, ranks: Sequence[int] | None = None, first_step: int = 0
+    store: ObjectStore,
+    ref: CheckpointRef,
+    world_size: int = 1,
+    ranks: Sequence[int] | None = None,
+    first_step: int = 0,
+    loss: float | None = None,
 ) -> None:
-    """What the ranks write of a checkpoint: each an object, its step records, and its part object last."""
+    """What the ranks write of a checkpoint: each an object, its step records, and its part object last. loss: of every
+    step in the records; None records none.
+    """
     for rank in range(world_size) if ranks is None else ranks:
         item, box = _write_object(store, ref, rank, world_size)
-        records = (_write_records(store, ref, first_step or ref.step),) if rank == 0 else ()
+        records = (_write_records(store, ref, first_step or ref.step, loss),) if rank == 0 else ()
         part = Part(ref.attempt, ref.step, rank, world_size, (item,), (box,), records)
         store.create(keys.part(ref, rank), part_bytes(part))
 
 
-def save(store: ObjectStore, ref: CheckpointRef, world_size: int = 1, first_step: int = 0) -> Manifest:
-    """Writes and commits a checkpoint."""
-    write_parts(store, ref, world_size, first_step=first_step)
-    return commit(Lineage(store), store, a_draft(ref, world_size), world_size, 30)
+def save(
+    store: ObjectStore,
+    ref: CheckpointRef,
+    world_size: int = 1,
+    first_step: int = 0,
+    loss: float | None = None,
+    **notes: Any,
+) -> Manifest:
+    """Writes and commits a checkpoint. notes: what else its manifest says (`speculative`, `metrics`)."""
+    write_parts(store, ref, world_size, first_step=first_step, loss=loss)
+    draft = dataclasses.replace(a_draft(ref, world_size), **notes)
+    return commit(Lineage(store), store, draft, world_size, 30)
 
 
 def values_of(ref: CheckpointRef) -> np.ndarray:
@@ -99,7 +115,7 @@ def _write_object(store: ObjectStore, ref: CheckpointRef, rank: int, world_size:
     return StoredObject(key, len(content), xxh3(content), len(header)), stored
 
 
-def _write_records(store: ObjectStore, ref: CheckpointRef, first_step: int) -> ObjectRef:
+def _write_records(store: ObjectStore, ref: CheckpointRef, first_step: int, loss: float | None) -> ObjectRef:
     steps = np.arange(first_step, ref.step + 1, dtype=np.int64)
     count = len(steps)
     windows = WindowRows(
@@ -113,4 +129,10 @@ def _write_records(store: ObjectStore, ref: CheckpointRef, first_step: int) -> O
         offset=steps * 8,
         length=np.full(count, 8, np.int64),
     )
-    return Lineage(store).put_records(ref.attempt, 0, first_step, ref.step, windows, StepRows.concatenate(()))
+    rows = StepRows.concatenate(()) if loss is None else _step_rows(steps, loss)
+    return Lineage(store).put_records(ref.attempt, 0, first_step, ref.step, windows, rows)
+
+
+def _step_rows(steps: np.ndarray, loss: float) -> StepRows:
+    ones = np.ones(len(steps))
+    return StepRows(steps, ones * loss, ones, np.full(len(steps), 256, np.int64), ones, ones * 0.0)

@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
-from phalanx.checkpoint.collection import Outlook, leftover
+from phalanx.checkpoint.collection import leftover
 from phalanx.checkpoint.commits import tensor_bytes
+from phalanx.checkpoint.facts import Facts
 from phalanx.checkpoint.holds import Holds
 from phalanx.checkpoint.jobs import HostedJob, Jobs
+from phalanx.checkpoint.looking import Looker, Outlook
 from phalanx.checkpoint.names import Selector
 from phalanx.checkpoint.pins import PinLog, pinned
-from phalanx.checkpoint.retention import Facts
 from phalanx.checkpoint.store import ABORTED, BEGUN, Database, Entry
-from phalanx.checkpoint.survey import Surveyor
 from phalanx.lineage import CheckpointRef
+from phalanx.lineage.lease_book import LeaseBook
 from phalanx.lineage.registry import JobName
 from phalanx.rpc import NotFound
 
@@ -45,13 +46,21 @@ class View:
     created: datetime | None
 
 
-class Outlooks:
-    """Looks at jobs: storage, pins, forks, holds and saves, together."""
+LEASE_EXPIRY_S = 600.0
 
-    def __init__(self, jobs: Jobs, pins: PinLog, database: Database, holds: Holds) -> None:
+
+class Outlooks:
+    """Looks at jobs: storage, pins, forks, holds, leases and saves, together. lease_expiry_s: how long a lease holds of
+    which nothing changes, by this process' clock.
+    """
+
+    def __init__(
+        self, jobs: Jobs, pins: PinLog, database: Database, holds: Holds, lease_expiry_s: float = LEASE_EXPIRY_S
+    ) -> None:
         self._jobs, self._pins, self._database, self._holds = jobs, pins, database, holds
+        self._lease_expiry_s = lease_expiry_s
         self._lock = threading.Lock()
-        self._surveyors: dict[JobName, Surveyor] = {}
+        self._lookers: dict[JobName, Looker] = {}
 
     def look(self, job: HostedJob) -> Outlook:
         """All that decisions on a job follow from, read now. What may protect a checkpoint is part of the stamp, or is
@@ -60,34 +69,30 @@ class Outlooks:
         decisions = self._pins.read(job.name)
         forks = self._jobs.fork_names(job.name)
         saves = self._database.saves(job.name)
-        survey = self._surveyor(job).look()
-        facts = Facts(
-            survey.links,
-            survey.attempts,
-            survey.committed,
-            damaged=survey.damaged,
-            pinned=pinned(decisions),
-            forked=self._jobs.origins(job.name),
-            used=self._holds.of(job.name),
-        )
-        return Outlook(
+        return self._looker(job).look(
             self._jobs.policy(job),
-            facts,
-            survey.folders,
+            pinned=pinned(decisions),
+            forked=lambda: self._jobs.origins(job.name),
+            used=lambda: self._holds.of(job.name),
             begun=frozenset(ref for ref, state in saves.items() if state == BEGUN),
             aborted=frozenset(ref for ref, state in saves.items() if state == ABORTED),
-            world_sizes=survey.world_sizes,
-            stamp=(survey.stamp, len(decisions), frozenset(saves.items()), forks),
+            stamp=lambda found: (found, len(decisions), frozenset(saves.items()), forks),
         )
 
     def stamp(self, job: HostedJob) -> object:
         """What the stamp of an outlook would be now."""
         saves = frozenset(self._database.saves(job.name).items())
-        return self._surveyor(job).stamp(), self._pins.revision(job.name), saves, self._jobs.fork_names(job.name)
+        return self._looker(job).stamp(), self._pins.revision(job.name), saves, self._jobs.fork_names(job.name)
 
-    def _surveyor(self, job: HostedJob) -> Surveyor:
+    def leases(self, job: HostedJob) -> LeaseBook:
+        """The leases on the job's checkpoints."""
+        return self._looker(job).leases
+
+    def _looker(self, job: HostedJob) -> Looker:
         with self._lock:
-            return self._surveyors.setdefault(job.name, Surveyor(job.store))
+            if job.name not in self._lookers:
+                self._lookers[job.name] = Looker(job.store, lease_expiry_s=self._lease_expiry_s)
+            return self._lookers[job.name]
 
 
 class Catalog:

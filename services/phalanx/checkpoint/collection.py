@@ -7,43 +7,36 @@ attempts and events are never touched.
 An object goes when it has been unreferenced for a grace, on the collector's own monotonic clock since it first saw it
 so; a restart begins the grace anew. The order within a folder: keep the manifest's bytes for the proof (`retire`, live
 checkpoints only), delete the manifest, then parts, then objects. Killed at any point, a checkpoint is whole or is not
-there, and the next pass finds the rest. Right before anything of a folder is deleted the attempts, the journal, the
-pins, the saves and the forks are listed again: where any is new, the pass ends and the next one decides anew. Uploads
-in parts that nobody will finish are dropped alike.
+there, and the next pass finds the rest. Before a manifest is deleted the checkpoint is marked, which keeps new readers
+out, and goes only where none has a lease (`lineage.leases`). Right before anything of a folder is deleted the attempts,
+the journal, the pins, the saves and the forks are listed again: where any is new, the pass ends and the next one
+decides anew. Uploads in parts that nobody will finish are dropped alike.
+
+A pass begins with what was found healthy: a promotion is stored before anything goes on its grounds. Nothing here is on
+the way of a save: ranks and commits never wait for a pass, and a pass waits for no one.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 
-from phalanx.checkpoint.retention import Decision, Facts, Policy, decide, needed_why
-from phalanx.checkpoint.survey import Folder
+from phalanx.checkpoint.facts import Decision, Facts
+from phalanx.checkpoint.looking import Outlook
+from phalanx.checkpoint.retention import decide, needed_why
 from phalanx.lineage import CheckpointRef, Lineage, keys
+from phalanx.lineage.lease_book import LeaseBook
+from phalanx.lineage.leases import removal_mark
+from phalanx.lineage.promotions import promote
 from phalanx.objects import ObjectInfo, ObjectStore, StoreDenied, StoreError
 
 GRACE_S = 3600.0
 _NUM_DELETERS = 8
 _LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    """All that a pass decides from. begun, aborted: saves that were announced, and given up. world_sizes: of the
-    checkpoints whose manifest can be read. stamp: changes whenever the decisions may change.
-    """
-
-    policy: Policy
-    facts: Facts
-    folders: Mapping[CheckpointRef, Folder]
-    begun: frozenset[CheckpointRef] = frozenset()
-    aborted: frozenset[CheckpointRef] = frozenset()
-    world_sizes: Mapping[CheckpointRef, int] = field(default_factory=dict)
-    stamp: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +95,8 @@ def _alone(ref: CheckpointRef) -> AbstractContextManager[bool]:
 
 class Collector:
     """Collects one job's garbage; one pass at a time. store: rooted at the job. look: a fresh outlook. stamp: what
-    `Outlook.stamp` would be now. removal: has a checkpoint alone (see `Holds.removal`). must_stop: asked between
-    deletions.
+    `Outlook.stamp` would be now. leases: of whoever reads the job. removal: has a checkpoint alone among the threads of
+    this process (see `Holds.removal`). must_stop: asked between deletions.
     """
 
     def __init__(
@@ -114,10 +107,12 @@ class Collector:
         *,
         grace_s: float = GRACE_S,
         clock: Callable[[], float] = time.monotonic,
+        leases: LeaseBook | None = None,
         removal: Callable[[CheckpointRef], AbstractContextManager[bool]] = _alone,
         must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._store, self._look, self._stamp, self._grace_s, self._clock = store, look, stamp, grace_s, clock
+        self._leases = LeaseBook(store, clock=clock) if leases is None else leases
         self._removal, self._must_stop = removal, must_stop
         self._first_seen: dict[str, float] = {}
 
@@ -135,6 +130,8 @@ class Collector:
     def collect(self) -> Report:
         """One pass."""
         outlook = self._look()
+        for ref, why in outlook.promotions.items():
+            promote(self._store, ref, why)
         decisions = tuple(verdicts(outlook))
         kept = tuple(decision for decision in decisions if decision.stays)
         removals: list[Removal] = []
@@ -149,6 +146,7 @@ class Collector:
             if removal is not None:
                 removals.append(removal)
         removals += self._drop_uploads(outlook, seen)
+        self._leases.sweep()
         self._first_seen = seen
         return Report(tuple(removals), kept, is_complete=not self._must_stop())
 
@@ -188,8 +186,8 @@ class Collector:
                 return None
             self._check(outlook)
             infos = self._garbage(decision.ref, outlook)
-            self._delete(decision.ref, {info.key for info in infos}, outlook)
-            return _removal(decision, infos, removed=True)
+            is_removed = self._delete(decision.ref, {info.key for info in infos}, outlook)
+            return _removal(decision, infos, removed=True) if is_removed else None
 
     def _sweep(self, decision: Decision, outlook: Outlook, seen: dict[str, float]) -> Removal | None:
         with self._removal(decision.ref) as is_free:
@@ -206,8 +204,8 @@ class Collector:
             is_young = manifest in all_keys and manifest not in ripe
             if not is_free or is_new_commit or is_young or not ripe:
                 return _removal(decision, infos, removed=False)
-            self._delete(decision.ref, ripe, outlook)
-            return _removal(decision, infos, removed=ripe == all_keys)
+            is_removed = self._delete(decision.ref, ripe, outlook)
+            return _removal(decision, infos, removed=is_removed and ripe == all_keys)
 
     def _check(self, outlook: Outlook) -> None:
         if self._stamp() != outlook.stamp:
@@ -218,18 +216,33 @@ class Collector:
         spared = keys.retired(ref) if outlook.facts.is_live(ref) else None
         return [info for info in self._store.list(keys.checkpoint(ref)) if info.key != spared]
 
-    def _delete(self, ref: CheckpointRef, ripe: set[str], outlook: Outlook) -> None:
+    def _delete(self, ref: CheckpointRef, ripe: set[str], outlook: Outlook) -> bool:
+        """Deletes these of a folder; False, and nothing is touched, where somebody has a lease on the checkpoint."""
         manifest = keys.manifest(ref)
         if manifest in ripe:
-            if outlook.facts.is_live(ref):
-                Lineage(self._store).retire(ref)
-            self._store.delete(manifest)
+            with self._marked(ref) as is_free:
+                if not is_free:
+                    return False
+                self._check(outlook)  # whoever pinned it under a lease that has ended is seen by this, and only by this
+                if outlook.facts.is_live(ref):
+                    Lineage(self._store).retire(ref)
+                self._store.delete(manifest)
         rest = ripe - {manifest}
         parts = {key for key in rest if key.startswith(keys.parts(ref))}
         with ThreadPoolExecutor(_NUM_DELETERS, thread_name_prefix="sweep") as pool:
             for group in (parts, rest - parts):
                 for _ in pool.map(self._store.delete, sorted(group)):
                     pass
+        return True
+
+    @contextmanager
+    def _marked(self, ref: CheckpointRef) -> Iterator[bool]:
+        """Keeps new readers out inside the block; True where none is there."""
+        mark = removal_mark(self._store, ref)
+        try:
+            yield self._leases.readers_of(ref) is None
+        finally:
+            mark.end()
 
 
 def _is_over(ref: CheckpointRef, outlook: Outlook) -> bool:

@@ -16,15 +16,18 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from phalanx.checkpoint.catalog import Catalog, Outlooks, View, with_pin
-from phalanx.checkpoint.collection import GRACE_S, Collector, Outlook, OutlookChanged, Removal, Report
+from phalanx.checkpoint.collection import GRACE_S, Collector, OutlookChanged, Removal, Report
+from phalanx.checkpoint.facts import Decision
 from phalanx.checkpoint.holds import Holds
 from phalanx.checkpoint.jobs import HostedJob, Jobs
+from phalanx.checkpoint.looking import Outlook
 from phalanx.checkpoint.names import Selector, ref_text
 from phalanx.checkpoint.pins import PinDecision, PinLog, pinned
-from phalanx.checkpoint.retention import Decision, needed_why, resume_why
+from phalanx.checkpoint.retention import needed_why, resume_why
 from phalanx.checkpoint.store import LONGEST_ID, Database
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef
+from phalanx.lineage.leases import leased
 from phalanx.lineage.registry import JobName
 from phalanx.rpc import AlreadyExists, FailedPrecondition, Unavailable
 
@@ -96,7 +99,7 @@ class Curator:
                 return with_pin(self._view(job, earlier.ref), earlier.reason), earlier.number
             _check_revision(len(decisions), asking)
             view = self._catalog.find(job, selector)
-            with self._holds.hold(job.name, view.ref, "a pin"):
+            with self._holds.hold(job.name, view.ref, "a pin"), leased(job.store, view.ref, "pin"):
                 view = self._catalog.find(job, Selector(ref=view.ref))
                 why = reason or pinned(decisions).get(view.ref, "")
                 if self._decide(job, "pin", view.ref, why, len(decisions) + 1, asking):
@@ -272,6 +275,7 @@ class Curator:
                     lambda: self._outlooks.stamp(job),
                     grace_s=self._grace_s,
                     clock=self._clock,
+                    leases=self._outlooks.leases(job),
                     removal=removal,
                     must_stop=self._stop.is_set,
                 )

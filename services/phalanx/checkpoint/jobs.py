@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from phalanx.checkpoint.retention import Policy
+from phalanx.checkpoint.facts import Policy
 from phalanx.lineage import CheckpointRef, Lineage
 from phalanx.lineage.events import EventLog, EventType
 from phalanx.lineage.registry import JobName, RegisteredJob, Registry
@@ -103,4 +103,13 @@ class Jobs:
 
 def policy_of(job: Job) -> Policy:
     """What a job file asks for."""
-    return Policy(job.checkpoint.keep_latest_k, job.checkpoint.keep_every_n)
+    asked = job.checkpoint
+    return Policy(
+        keep_latest=asked.keep_latest_k,
+        keep_every=asked.keep_every_n,
+        keep_best=asked.keep_best_m,
+        best_by=asked.keep_best_by,
+        best_order=asked.keep_best_order,
+        keep_speculative=asked.speculative_keep_k,
+        healthy_steps=asked.speculative_healthy_steps,
+    )

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
-from phalanx.checkpoint.collection import Collector, Outlook, Report
+from phalanx.checkpoint.collection import Collector, Report
+from phalanx.checkpoint.facts import Policy
 from phalanx.checkpoint.jobs import Jobs
-from phalanx.checkpoint.pins import PinLog, pinned
-from phalanx.checkpoint.retention import Facts, Policy
-from phalanx.checkpoint.survey import Surveyor
+from phalanx.checkpoint.looking import Looker, Outlook
+from phalanx.checkpoint.pins import PinDecision, PinLog, pinned
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage import events
+from phalanx.lineage import CheckpointRef, events
 from phalanx.lineage.registry import JobName, Registry
 from phalanx.objects import ObjectStore
 
@@ -29,7 +29,8 @@ def prune(
     sleep: Callable[[float], None] = time.sleep,
 ) -> Report:
     """Removes what the policy does not keep and what nobody needs, in two looks `grace_s` apart: only what was
-    unreferenced in both goes. dry_run: one look, nothing goes.
+    unreferenced in both goes, and a lease of which nothing changed meanwhile has ended (`EXPIRY_S` at least). dry_run:
+    one look, nothing goes.
 
     store: rooted at the job. cluster, name: the cluster's root and the job's name there, where it was submitted; pins
     and forks are read from it. Raises PhalanxError for a submitted job without them.
@@ -42,8 +43,15 @@ def prune(
             remedy="name it with --cluster URL, or prune through the services: "
             "`phalanx checkpoint prune projects/PROJECT/jobs/NAME`",
         )
-    look, stamp = _looks(store, policy, cluster, name)
-    collector = Collector(store, look, stamp, grace_s=grace_s)
+    looker = Looker(store, lease_expiry_s=grace_s)
+    known = _Known(cluster, name)
+    collector = Collector(
+        store,
+        lambda: _look(looker, policy, known),
+        lambda: known.stamp(looker.stamp()),
+        grace_s=grace_s,
+        leases=looker.leases,
+    )
     if dry_run:
         return collector.explain()
     report = collector.collect()
@@ -53,36 +61,35 @@ def prune(
     return report
 
 
-def _looks(
-    store: ObjectStore, policy: Policy, cluster: ObjectStore | None, name: JobName | None
-) -> tuple[Callable[[], Outlook], Callable[[], object]]:
-    surveyor = Surveyor(store)
-    jobs = None if cluster is None else Jobs(Registry(cluster))
-    pins = None if cluster is None else PinLog(cluster)
+class _Known:
+    """What a cluster knows of the job beside its own storage; nothing of one that was never submitted."""
 
-    def look() -> Outlook:
-        decisions = pins.read(name) if pins is not None and name is not None else ()
-        forks = jobs.fork_names(name) if jobs is not None and name is not None else frozenset()
-        survey = surveyor.look()
-        facts = Facts(
-            survey.links,
-            survey.attempts,
-            survey.committed,
-            damaged=survey.damaged,
-            pinned=pinned(decisions),
-            forked=jobs.origins(name) if jobs is not None and name is not None else {},
-        )
-        return Outlook(
-            policy,
-            facts,
-            survey.folders,
-            world_sizes=survey.world_sizes,
-            stamp=(survey.stamp, len(decisions), forks),
-        )
+    def __init__(self, cluster: ObjectStore | None, name: JobName | None) -> None:
+        is_submitted = cluster is not None and name is not None
+        self._name = name
+        self._jobs = Jobs(Registry(cluster)) if is_submitted and cluster is not None else None
+        self._pins = PinLog(cluster) if is_submitted and cluster is not None else None
 
-    def stamp() -> object:
-        revision = pins.revision(name) if pins is not None and name is not None else 0
-        forks = jobs.fork_names(name) if jobs is not None and name is not None else frozenset()
-        return surveyor.stamp(), revision, forks
+    def decisions(self) -> tuple[PinDecision, ...]:
+        return self._pins.read(self._name) if self._pins is not None and self._name is not None else ()
 
-    return look, stamp
+    def origins(self) -> Mapping[CheckpointRef, str]:
+        return self._jobs.origins(self._name) if self._jobs is not None and self._name is not None else {}
+
+    def forks(self) -> frozenset[JobName]:
+        return self._jobs.fork_names(self._name) if self._jobs is not None and self._name is not None else frozenset()
+
+    def stamp(self, found: frozenset[str]) -> object:
+        """Of all that decisions follow from; found: of storage."""
+        revision = self._pins.revision(self._name) if self._pins is not None and self._name is not None else 0
+        return found, revision, self.forks()
+
+
+def _look(looker: Looker, policy: Policy, known: _Known) -> Outlook:
+    decisions, forks = known.decisions(), known.forks()
+    return looker.look(
+        policy,
+        pinned=pinned(decisions),
+        forked=known.origins,
+        stamp=lambda found: (found, len(decisions), forks),
+    )

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from phalanx.api.checkpoint.v1.checkpoint_service_pb2_grpc import add_CheckpointServiceServicer_to_server
 from phalanx.checkpoint.access import ACCESS
-from phalanx.checkpoint.catalog import Catalog, Outlooks
+from phalanx.checkpoint.catalog import LEASE_EXPIRY_S, Catalog, Outlooks
 from phalanx.checkpoint.collection import GRACE_S, Report
 from phalanx.checkpoint.commits import MAX_COMMITS, Commits
 from phalanx.checkpoint.curator import INTERVAL_S, Curator
@@ -33,11 +33,13 @@ DEFAULT_DATABASE = "checkpoint.sqlite"
 @dataclass(frozen=True, slots=True)
 class Options:
     """`[options]` of the service. grace_s: how long an object must have been seen unreferenced before it goes.
-    interval_s: between collections of all jobs. max_commits: that wait or work at once. max_verifications: at once.
+    interval_s: between collections of all jobs. lease_expiry_s: how long a lease holds of which nothing changes.
+    max_commits: that wait or work at once. max_verifications: at once.
     """
 
     grace_s: float = GRACE_S
     interval_s: float = INTERVAL_S
+    lease_expiry_s: float = LEASE_EXPIRY_S
     max_commits: int = MAX_COMMITS
     max_verifications: int = MAX_AT_ONCE
 
@@ -83,7 +85,7 @@ def running(config: ServiceConfig) -> Iterator[Server]:
         jobs, pins = Jobs(Registry(root)), PinLog(root)
         commits = Commits(database, holds, options.max_commits)
         figures.in_flight.set_function(lambda: commits.num_in_flight)
-        outlooks = Outlooks(jobs, pins, database, holds)
+        outlooks = Outlooks(jobs, pins, database, holds, options.lease_expiry_s)
         catalog = Catalog(outlooks, database)
         curator = Curator(
             jobs,

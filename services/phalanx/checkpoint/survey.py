@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, Lineage, Link, keys, live_chain
+from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, Lineage, Link, Manifest, ObjectRef, keys, live_chain
 from phalanx.lineage.damage import damage_reports
 from phalanx.objects import ObjectStore
 
@@ -27,11 +27,22 @@ class Folder:
     has_manifest: bool
     has_retired: bool
     has_others: bool
+    is_promoted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """What decisions need of a manifest. records: those of rank 0, which writes down what the steps gave."""
+
+    world_size: int
+    speculative: bool
+    metrics: Mapping[str, float]
+    records: tuple[ObjectRef, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """One look. links: the live chain, oldest first. damaged: what cannot be restored, and why. world_sizes: of the
+    """One look. links: the live chain, oldest first. damaged: what cannot be restored, and why. roots: of the
     checkpoints whose manifest can be read. stamp: keys of the attempts and journal entries that it follows from.
     """
 
@@ -39,13 +50,34 @@ class Survey:
     attempts: tuple[Attempt, ...]
     links: tuple[Link, ...]
     damaged: Mapping[CheckpointRef, str]
-    world_sizes: Mapping[CheckpointRef, int]
+    roots: Mapping[CheckpointRef, Root]
     stamp: frozenset[str]
 
     @property
     def committed(self) -> frozenset[CheckpointRef]:
         """The checkpoints that exist."""
         return frozenset(ref for ref, folder in self.folders.items() if folder.has_manifest)
+
+    @property
+    def world_sizes(self) -> Mapping[CheckpointRef, int]:
+        """Ranks that saved each checkpoint whose manifest can be read."""
+        return {ref: root.world_size for ref, root in self.roots.items()}
+
+    @property
+    def speculative(self) -> frozenset[CheckpointRef]:
+        """The checkpoints that were taken between the regular ones."""
+        return frozenset(ref for ref, root in self.roots.items() if root.speculative)
+
+    @property
+    def promoted(self) -> frozenset[CheckpointRef]:
+        """The checkpoints that were found healthy."""
+        return frozenset(ref for ref in self.committed if self.folders[ref].is_promoted)
+
+    def recorded(self) -> tuple[CheckpointRef, ...]:
+        """Those whose manifests name the records of the live chain, removed ones included, oldest first."""
+        there = {ref for ref, folder in self.folders.items() if folder.has_manifest or folder.has_retired}
+        links = {link.attempt.number: link for link in self.links}
+        return tuple(sorted(ref for ref in there if ref.attempt in links and links[ref.attempt].has_step(ref.step)))
 
 
 class Surveyor:
@@ -55,7 +87,7 @@ class Surveyor:
 
     def __init__(self, store: ObjectStore) -> None:
         self._store, self._lineage = store, Lineage(store)
-        self._world_sizes: dict[CheckpointRef, int] = {}
+        self._roots: dict[CheckpointRef, Root] = {}
 
     def look(self) -> Survey:
         """Reads anew. Raises DamagedObject where attempts or live journal entries are not what they must be."""
@@ -70,8 +102,14 @@ class Surveyor:
             for ref, why in zip(committed, pool.map(self._unreadable, committed), strict=True):
                 if why is not None:
                     damaged.setdefault(ref, why)
-        sizes = {ref: self._world_sizes[ref] for ref in committed if ref in self._world_sizes}
-        return Survey(folders, attempts, live_chain(attempts), damaged, sizes, stamp)
+        roots = {ref: self._roots[ref] for ref in committed if ref in self._roots}
+        return Survey(folders, attempts, live_chain(attempts), damaged, roots, stamp)
+
+    def root(self, ref: CheckpointRef) -> Root:
+        """What the manifest says, or said before it was retired. Raises DamagedObject."""
+        if ref not in self._roots:
+            self._roots[ref] = _root(self._lineage.retired(ref) or self._lineage.manifest(ref))
+        return self._roots[ref]
 
     def stamp(self) -> frozenset[str]:
         """The keys from which chain and damage follow; another set means that decisions must be made anew."""
@@ -90,14 +128,21 @@ class Surveyor:
 
     def _unreadable(self, ref: CheckpointRef) -> str | None:
         """Why the manifest cannot be used, or None. One that vanishes meanwhile is not damage worth a word here."""
-        if ref not in self._world_sizes:
+        if ref not in self._roots:
             try:
-                self._world_sizes[ref] = self._lineage.manifest(ref).world_size
+                self._roots[ref] = _root(self._lineage.manifest(ref))
             except DamagedObject as error:
                 return str(error)
         return None
 
 
 def _folder(ref: CheckpointRef, content: frozenset[str]) -> Folder:
-    roots = {keys.manifest(ref), keys.retired(ref)}
-    return Folder(keys.manifest(ref) in content, keys.retired(ref) in content, bool(content - roots))
+    roots = {keys.manifest(ref), keys.retired(ref), keys.promoted(ref)}
+    has_manifest, has_retired = keys.manifest(ref) in content, keys.retired(ref) in content
+    return Folder(has_manifest, has_retired, bool(content - roots), keys.promoted(ref) in content)
+
+
+def _root(manifest: Manifest) -> Root:
+    named = ((ref, keys.records_name(ref.key)) for ref in manifest.records)
+    records = tuple(ref for ref, name in named if name is not None and name.rank == 0)
+    return Root(manifest.world_size, manifest.speculative, dict(manifest.metrics), records)

@@ -12,6 +12,7 @@ from phalanx.checkpoint.jobs import HostedJob
 from phalanx.checkpoint.wire import Progress
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject
+from phalanx.lineage.leases import leased
 from phalanx.rpc import Exhausted
 from phalanx.snapshot.verify import Damage, checkpoint_bytes, verify
 
@@ -51,7 +52,7 @@ class Verifier:
         self, job: HostedJob, ref: CheckpointRef, over: threading.Event, steps: queue.SimpleQueue[Progress | Exception]
     ) -> None:
         try:
-            with self._holds.hold(job.name, ref, "it is being verified"):
+            with self._holds.hold(job.name, ref, "it is being verified"), leased(job.store, ref, "verify"):
                 steps.put(_checked(job, ref, over, steps))
         except (OutsideError, PhalanxError, _Unwanted) as error:
             steps.put(error)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 from support.checkpoints import a_draft, open_attempt, restores, save, write_parts
 from support.ministack import foreign_client
 
-from phalanx.checkpoint.collection import Collector, Outlook, OutlookChanged
-from phalanx.checkpoint.retention import Decision, Facts, Policy
-from phalanx.checkpoint.survey import Surveyor
+from phalanx.checkpoint.collection import Collector, OutlookChanged
+from phalanx.checkpoint.facts import Decision, Policy
+from phalanx.checkpoint.looking import Looker
 from phalanx.lineage import CheckpointRef, Lineage, keys
 from phalanx.objects import open_store
 from phalanx.objects.faults import FaultyStore, fail_after, fail_before, on
@@ -34,28 +35,16 @@ class Clock:
         return self.now_s
 
 
-def looker(store, policy=ALL, begun=(), aborted=(), **facts):
-    """Looks at storage alone."""
-    surveyor = Surveyor(store)
-
-    def look():
-        survey = surveyor.look()
-        found = Facts(survey.links, survey.attempts, survey.committed, damaged=survey.damaged, **facts)
-        return Outlook(
-            policy,
-            found,
-            survey.folders,
-            frozenset(begun),
-            frozenset(aborted),
-            survey.world_sizes,
-            survey.stamp,
-        )
-
-    return look, surveyor.stamp
+def looker(store, policy=ALL, clock=time.monotonic, **known):
+    """Looks at storage alone; known: what a service would know beside it."""
+    found = Looker(store, clock=clock)
+    known = {"pinned": {}} | {name: frozenset(each) if name != "pinned" else each for name, each in known.items()}
+    return lambda: found.look(policy, **known), found.stamp, found.leases
 
 
 def collector(store, clock, policy=ALL, grace_s=GRACE_S, **settings):
-    return Collector(store, *looker(store, policy, **settings), grace_s=grace_s, clock=clock)
+    look, stamp, leases = looker(store, policy, clock, **settings)
+    return Collector(store, look, stamp, grace_s=grace_s, clock=clock, leases=leases)
 
 
 def refs(*steps, attempt=1):
@@ -170,7 +159,7 @@ def test_collect_never_touches_what_is_not_a_checkpoint(store):
 
 def test_collect_stops_where_an_attempt_was_opened_since_it_looked(store):
     saved(store, 2, 4)
-    look, stamp = looker(store, Policy(keep_latest=1))
+    look, stamp, _ = looker(store, Policy(keep_latest=1))
     outlook = look()
     worker = Collector(store, lambda: outlook, stamp, grace_s=0)
     open_attempt(store, avoid=refs(4))
