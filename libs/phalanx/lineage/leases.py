@@ -40,6 +40,10 @@ class CheckpointRemoved(OutsideError):
     """The checkpoint was removed while somebody read it whose lease had ended; what was read is worth nothing."""
 
 
+class BeingRemoved(PhalanxError):
+    """A removal of the checkpoint has begun: no reader may begin."""
+
+
 @dataclass(frozen=True, slots=True)
 class LeaseNote:
     """One sign of life, for people to read. holder: host and process."""
@@ -109,7 +113,7 @@ def leased(store: ObjectStore, ref: CheckpointRef, purpose: str, *, renew_s: flo
     inside too: one that is not there is not made to be.
 
     purpose: one word of lower-case letters, for whoever asks why the checkpoint stays. A reader that may not write to
-    the store goes on without a lease, and a warning says so. Raises PhalanxError where the checkpoint is being removed
+    the store goes on without a lease, and a warning says so. Raises BeingRemoved where the checkpoint is being removed
     right now, CheckpointRemoved at the end where it was removed nonetheless (the reader was stopped for long).
     """
     lease = Lease(store, ref, purpose)
@@ -138,7 +142,7 @@ def _taken(lease: Lease, store: ObjectStore, ref: CheckpointRef) -> bool:
         _LOG.warning("checkpoint %s is read without a lease, so retention may remove it meanwhile: %s", ref, error)
         return False
     if any(is_mark(name) for name in _names(store, ref)):
-        raise PhalanxError(
+        raise BeingRemoved(
             f"checkpoint {ref} at {store.url}",
             value="being removed",
             expected="one that retention keeps",

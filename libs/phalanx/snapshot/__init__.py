@@ -8,6 +8,6 @@ tensors, do.
 
 from phalanx.snapshot.commit import commit
 from phalanx.snapshot.errors import DamagedCheckpoint, IncompleteCheckpoint
-from phalanx.snapshot.load import load
+from phalanx.snapshot.load import load, opened
 
-__all__ = ["DamagedCheckpoint", "IncompleteCheckpoint", "commit", "load"]
+__all__ = ["DamagedCheckpoint", "IncompleteCheckpoint", "commit", "load", "opened"]

@@ -1,36 +1,101 @@
-"""A checkpoint as plain numpy arrays, for notebooks and tools: no torch, no job file, one URL."""
+"""A checkpoint as plain numpy arrays, for notebooks and tools: no torch, no job file, one URL.
+
+`load` gives the tensors, `opened` a mapping that reads each when it is asked for. Both keep retention off the
+checkpoint while they read it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
 
 import numpy as np
 
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, Lineage
+from phalanx.lineage.leases import leased
 from phalanx.objects import ObjectStore, StorageSettings, open_store
 from phalanx.snapshot.dtypes import bfloat16_to_float32
 from phalanx.snapshot.fetch import read_tensor
-from phalanx.snapshot.index import read_index
+from phalanx.snapshot.index import Index, StoredTensor, read_index
 
 
-def load(url: str, step: int | None = None, *, settings: StorageSettings | None = None) -> dict[str, np.ndarray]:
-    """All tensors of a live checkpoint by name, whole, verified.
+class Tensors(Mapping[str, np.ndarray]):
+    """The tensors of a checkpoint by name; each is read, whole and verified, whenever it is asked for. Nothing is kept,
+    so memory is about two of the tensor that is read.
+
+    Asking raises KeyError for a name that is not there, DamagedCheckpoint where stored bytes are wrong.
+    """
+
+    def __init__(self, store: ObjectStore, ref: CheckpointRef, index: Index) -> None:
+        self._store, self.ref, self._index = store, ref, index
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        values = read_tensor(self._store, self._index, self._index.tensors[name])
+        return bfloat16_to_float32(values) if self._index.tensors[name].dtype == "bfloat16" else values
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index.tensors)
+
+    def __len__(self) -> int:
+        return len(self._index.tensors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._index.tensors
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} tensors of checkpoint {self.ref}>"
+
+    def stored(self, name: str) -> StoredTensor:
+        """How the tensor is stored (type, shape, boxes); nothing of it is read."""
+        return self._index.tensors[name]
+
+    def named(self, patterns: Iterable[str]) -> list[str]:
+        """The names that one of the patterns fits (`model.layers.0.*`, as shells know them), in order. PhalanxError for
+        a pattern that fits none.
+        """
+        found: set[str] = set()
+        for pattern in patterns:
+            fitting = {name for name in self if name == pattern or fnmatchcase(name, pattern)}
+            if not fitting:
+                there = ", ".join(sorted(self)[:8])
+                raise PhalanxError(
+                    "names", value=pattern, expected=f"the name of a tensor, such as {there}", remedy="list(tensors)"
+                )
+            found |= fitting
+        return [name for name in self if name in found]
+
+
+def load(
+    url: str, step: int | None = None, *, names: Iterable[str] = ("*",), settings: StorageSettings | None = None
+) -> dict[str, np.ndarray]:
+    """The tensors of a live checkpoint by name, whole, verified, all in memory; `opened` is for more than fits.
 
     url: the job's root, such as `file:///data/projects/p/jobs/demo`. step: the newest live checkpoint where None.
+    names: patterns of the tensors wanted, such as `model.*`; nothing of others is read.
     numpy has no bfloat16: such tensors are widened to float32, which is exact.
     Raises PhalanxError where the job has no such live checkpoint, DamagedCheckpoint where stored bytes are wrong.
     """
+    with opened(url, step, settings=settings) as tensors:
+        return {name: tensors[name] for name in tensors.named(names)}
+
+
+@contextmanager
+def opened(url: str, step: int | None = None, *, settings: StorageSettings | None = None) -> Iterator[Tensors]:
+    """A live checkpoint's tensors, read one by one as they are asked for inside the block. Arguments and errors are
+    those of `load`; CheckpointRemoved at the end where retention took it nonetheless (this process stood still).
+    """
     store = open_store(url, settings)
-    return dict(iterate(store, live_checkpoint(Lineage(store), step)))
+    ref = live_checkpoint(Lineage(store), step)
+    with leased(store, ref, "load"):
+        yield Tensors(store, ref, read_index(store, Lineage(store).manifest(ref)))
 
 
 def iterate(store: ObjectStore, ref: CheckpointRef) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of checkpoint `ref` one by one, as `load` gives them; memory of about one tensor."""
-    index = read_index(store, Lineage(store).manifest(ref))
-    for name, tensor in index.tensors.items():
-        values = read_tensor(store, index, tensor)
-        yield name, bfloat16_to_float32(values) if tensor.dtype == "bfloat16" else values
+    tensors = Tensors(store, ref, read_index(store, Lineage(store).manifest(ref)))
+    yield from ((name, tensors[name]) for name in tensors)
 
 
 def live_checkpoint(lineage: Lineage, step: int | None) -> CheckpointRef:

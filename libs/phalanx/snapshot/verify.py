@@ -1,9 +1,10 @@
-"""Re-reads a checkpoint and checks every digest in it: parts, whole objects, and the chunks of damaged ones to name the
-tensors.
+"""Re-reads a checkpoint and checks every digest in it: parts, whole objects, and the chunks of damaged ones to name
+the tensors.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -23,12 +24,31 @@ _READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
+class DamagedChunks:
+    """Chunks of a tensor's box that hold other bytes than were written, by their numbers in the box; offset: of the
+    box in the tensor.
+    """
+
+    tensor: str
+    offset: tuple[int, ...]
+    chunks: tuple[int, ...]
+
+    def __str__(self) -> str:
+        runs = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in _runs(self.chunks))
+        at = f" of the box at {list(self.offset)}" if any(self.offset) else ""
+        return f"{self.tensor} (chunk {runs}{at})"
+
+
+@dataclass(frozen=True, slots=True)
 class Damage:
-    """One thing that is wrong: the object's key, what is wrong with it, and the tensors on the damaged bytes."""
+    """One thing that is wrong: the object's key, what is wrong with it, and the tensors on the damaged bytes, with
+    their damaged chunks where the object could be read.
+    """
 
     key: str
     what: str
     tensors: tuple[str, ...] = ()
+    chunks: tuple[DamagedChunks, ...] = ()
 
 
 def checkpoint_bytes(store: ObjectStore, manifest: Manifest) -> int:
@@ -118,30 +138,44 @@ def _check_object(
     try:
         num_bytes = store.info(item.key).num_bytes
         if num_bytes != item.num_bytes:
-            return [Damage(item.key, f"has {num_bytes} bytes, its part says {item.num_bytes}")]
+            return [_damaged(store, index, item, f"has {num_bytes} bytes, its part says {item.num_bytes}")]
         for start in range(0, item.num_bytes, _READ_BYTES):
             data = store.read(item.key, start, min(_READ_BYTES, item.num_bytes - start))
             digest.update(data)
             progress(len(data))
     except ObjectMissing:
-        return [Damage(item.key, "is gone")]
-    if f"xxh3:{digest.hexdigest()}" == item.digest:
+        return [Damage(item.key, "is gone", tuple(sorted({box.tensor for box in index.boxes_of(item.key)})))]
+    found = f"xxh3:{digest.hexdigest()}"
+    if found == item.digest:
         return []
-    tensors = sorted({box.tensor for box in index.boxes_of(item.key) if not _box_is_whole(store, item, box)})
-    where = "" if tensors else " (in its header)"
-    return [
-        Damage(
-            item.key, f"has the digest xxh3:{digest.hexdigest()}, its part says {item.digest}{where}", tuple(tensors)
-        )
-    ]
+    return [_damaged(store, index, item, f"has the digest {found}, its part says {item.digest}")]
 
 
-def _box_is_whole(store: ObjectStore, item: StoredObject, box: StoredBox) -> bool:
-    for number in range(len(box.chunks)):
-        start = box.start + number * box.chunk_bytes
-        try:
-            data = read_range(store, item, start, min(start + box.chunk_bytes, box.start + box.num_bytes))
-            verify_chunk(box, number, memoryview(data))
-        except DamagedCheckpoint:
-            return False
+def _damaged(store: ObjectStore, index: Index, item: StoredObject, what: str) -> Damage:
+    """The damage of an object that is there, with the tensors and chunks that it spoils."""
+    boxes = [(box, _damaged_chunks(store, item, box)) for box in index.boxes_of(item.key)]
+    chunks = tuple(DamagedChunks(box.tensor, box.box.offset, numbers) for box, numbers in boxes if numbers)
+    tensors = tuple(sorted({each.tensor for each in chunks}))
+    return Damage(item.key, what if chunks else f"{what} (no tensor's bytes are changed)", tensors, chunks)
+
+
+def _damaged_chunks(store: ObjectStore, item: StoredObject, box: StoredBox) -> tuple[int, ...]:
+    """The numbers of the chunks of `box` that cannot be read as they were written."""
+    return tuple(number for number in range(len(box.chunks)) if not _is_whole(store, item, box, number))
+
+
+def _is_whole(store: ObjectStore, item: StoredObject, box: StoredBox, number: int) -> bool:
+    start = box.start + number * box.chunk_bytes
+    try:
+        data = read_range(store, item, start, min(start + box.chunk_bytes, box.start + box.num_bytes))
+        verify_chunk(box, number, memoryview(data))
+    except DamagedCheckpoint:
+        return False
     return True
+
+
+def _runs(numbers: tuple[int, ...]) -> Iterator[tuple[int, int]]:
+    """First and last of each run of following numbers."""
+    for _, group in itertools.groupby(enumerate(numbers), key=lambda each: each[1] - each[0]):
+        run = [number for _, number in group]
+        yield run[0], run[-1]

@@ -1,37 +1,40 @@
 """A checkpoint as a Hugging Face model folder: config.json, safetensors (one file or several with an index), tokenizer
 files.
 
-Tensors pass one by one, so memory is about that of the largest. The folder is written under a temporary name beside the
-target and renamed when it is whole; an existing target is refused. Format of the folder:
+Tensors pass slab by slab, so memory is less than twice the largest of them, however they were cut. The folder is made
+beside the target and renamed when it is whole; an existing target is refused. Killed at any moment, the same export
+goes on with the files that are whole (`export_folder`). Format of the folder:
 https://huggingface.co/docs/safetensors and transformers' `save_pretrained`.
 """
 
 from __future__ import annotations
 
-import json
-import math
-import os
-import shutil
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Final
 
 import numpy as np
 
-from phalanx.core.errors import PhalanxError
-from phalanx.lineage import Manifest
+from phalanx.checkpoint.export_files import (
+    INDEX_NAME,
+    ExportDtype,
+    WeightFile,
+    json_bytes,
+    listing,
+    plan_digest,
+    planned_files,
+)
+from phalanx.checkpoint.export_folder import HashedFile, PartFolder
+from phalanx.core.digest import sha256
+from phalanx.lineage import DamagedObject, Manifest, keys
 from phalanx.objects import ObjectStore
-from phalanx.snapshot.dtypes import DTYPES, bfloat16_to_float32, float32_to_bfloat16
-from phalanx.snapshot.fetch import read_tensor
-from phalanx.snapshot.grouping import safetensors_header
-from phalanx.snapshot.index import Index, StoredTensor, read_index
+from phalanx.snapshot.dtypes import bfloat16_to_float32, float32_to_bfloat16
+from phalanx.snapshot.index import Index, read_index
+from phalanx.snapshot.slabs import Slab, batches, read_slabs, slab_bytes_for
 
-ExportDtype = Literal["float32", "bfloat16"]
-FILE_BYTES = 5 << 30
-_PREFIX = "model."
-_FLOATS = ("float64", "float32", "bfloat16", "float16")
+FILE_BYTES: Final = 5 << 30
+_CONVERTED: Final = 1 << 20  # elements at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,20 +52,100 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """The folder written, its number of tensors and their bytes."""
+    """The folder written, its number of tensors and their bytes, its files, and those of them that an earlier start
+    had written.
+    """
 
     folder: str
     num_tensors: int
     num_bytes: int
     files: tuple[str, ...]
+    kept: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    name: str
-    stored: StoredTensor
-    dtype: str
-    num_bytes: int
+class Export:
+    """An export that is planned: what will be written is known, nothing is written yet.
+
+    dtype: of all floating-point tensors; others keep theirs. file_bytes: a file is closed before it would grow larger.
+    Raises DamagedObject where what the checkpoint consists of cannot be read.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        manifest: Manifest,
+        target: Target,
+        *,
+        dtype: ExportDtype = "float32",
+        file_bytes: int = FILE_BYTES,
+    ) -> None:
+        self._store, self._manifest, self._target, self._dtype = store, manifest, target, dtype
+        self._index: Index = read_index(store, manifest)
+        self._files = planned_files(self._index, target.name_of, dtype, file_bytes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of tensors in the export."""
+        return sum(file.tensor_bytes for file in self._files)
+
+    def run(self, out: Path, progress: Callable[[int], None] = lambda _: None) -> ExportReport:
+        """Writes the new folder `out`. `progress` hears the bytes of tensors that are done.
+
+        Raises PhalanxError where `out` exists or is being made, DamagedObject where the checkpoint is damaged (nothing
+        is left behind), StoreError where storage or the disk fails (what is whole stays for the next start).
+        """
+        folder = PartFolder(out, self._name())
+        try:
+            kept = self._write_weights(folder, progress)
+            small = self._small_files()
+            for name, data in small.items():
+                folder.write(name, data)
+            folder.finish()
+        except DamagedObject:
+            folder.discard()
+            raise
+        finally:
+            folder.close()
+        num_tensors = sum(len(file.entries) for file in self._files)
+        names = (*(file.name for file in self._files), *small)
+        return ExportReport(str(out), num_tensors, self.num_bytes, names, tuple(kept))
+
+    def _name(self) -> dict[str, Any]:
+        """What a half-made folder must say for this export to go on with it."""
+        root = sha256(self._store.read(keys.manifest(self._manifest.ref)))
+        names = {"attempt": self._manifest.attempt, "step": self._manifest.step, "manifest": root}
+        return {**names, "dtype": self._dtype, "files": plan_digest(self._files)}
+
+    def _write_weights(self, folder: PartFolder, progress: Callable[[int], None]) -> list[str]:
+        """Writes the weights that no earlier start has; the names of the files that it had."""
+        kept = []
+        for file in self._files:
+            if folder.holds(file.name, file.num_bytes):
+                kept.append(file.name)
+                progress(file.tensor_bytes)
+                continue
+            with folder.create(file.name) as written:
+                written.write(file.header)
+                self._write_tensors(written, file, progress)
+            assert written.num_bytes == file.num_bytes, file.name
+        return kept
+
+    def _write_tensors(self, written: HashedFile, file: WeightFile, progress: Callable[[int], None]) -> None:
+        tensors = [entry.stored for entry in file.entries]
+        dtypes = {entry.stored.name: entry.dtype for entry in file.entries}
+        for batch in batches(tensors, slab_bytes_for(tensors)):
+            for piece in self._pieces(batch, dtypes):
+                written.write(piece)
+                progress(len(piece))
+
+    def _pieces(self, batch: Sequence[Slab], dtypes: Mapping[str, str]) -> Iterator[memoryview]:
+        for slab, values in zip(batch, read_slabs(self._store, self._index, batch), strict=True):
+            yield from _converted(values, slab.tensor.dtype, dtypes[slab.tensor.name])
+
+    def _small_files(self) -> dict[str, bytes]:
+        index = listing(self._files)
+        config = json_bytes({**self._target.config, "dtype": self._dtype})
+        return {**({INDEX_NAME: index} if index else {}), "config.json": config, **self._target.files}
 
 
 def export(
@@ -75,97 +158,15 @@ def export(
     file_bytes: int = FILE_BYTES,
     progress: Callable[[int], None] = lambda _: None,
 ) -> ExportReport:
-    """Writes the weights of a checkpoint to the new folder `out`. `progress` hears the bytes of each tensor written.
-
-    dtype: of all floating-point tensors; others keep theirs. file_bytes: a file is closed before it would grow larger.
-    Raises PhalanxError where `out` exists, DamagedObject where the checkpoint is damaged (nothing is left behind).
-    """
-    if out.exists():
-        raise PhalanxError(
-            str(out), expected="a folder that does not exist yet", remedy="choose another --out or remove it"
-        )
-    index = read_index(store, manifest)
-    groups = _grouped(_entries(index, target, dtype), file_bytes)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.parent / f".{out.name}.{uuid.uuid4().hex}.part"
-    temporary.mkdir()
-    try:
-        names = _write_weights(store, index, temporary, groups, progress)
-        for name, data in {"config.json": _json({**target.config, "dtype": dtype}), **target.files}.items():
-            _write_file(temporary / name, data)
-        _sync_folder(temporary)
-        temporary.rename(out)
-        _sync_folder(out.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    entries = [entry for group in groups for entry in group]
-    files = (*names, "config.json", *target.files)
-    return ExportReport(str(out), len(entries), sum(entry.num_bytes for entry in entries), files)
+    """Plans an `Export` and runs it."""
+    return Export(store, manifest, target, dtype=dtype, file_bytes=file_bytes).run(out, progress)
 
 
-def _entries(index: Index, target: Target, dtype: ExportDtype) -> list[_Entry]:
-    """What is written, by the names at Hugging Face; optimizer state and tensors without a name there are left out."""
-    entries = []
-    for name, stored in index.tensors.items():
-        theirs = target.name_of(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
-        if theirs is not None:
-            written = dtype if stored.dtype in _FLOATS else stored.dtype
-            num_bytes = math.prod(stored.global_shape) * DTYPES[written].itemsize
-            entries.append(_Entry(theirs, stored, written, num_bytes))
-    return entries
-
-
-def _grouped(entries: list[_Entry], file_bytes: int) -> list[list[_Entry]]:
-    groups: list[list[_Entry]] = [[]]
-    filled_bytes = 0
-    for entry in entries:
-        if groups[-1] and filled_bytes + entry.num_bytes > file_bytes:
-            groups.append([])
-            filled_bytes = 0
-        groups[-1].append(entry)
-        filled_bytes += entry.num_bytes
-    return groups
-
-
-def _write_weights(
-    store: ObjectStore, index: Index, folder: Path, groups: list[list[_Entry]], progress: Callable[[int], None]
-) -> list[str]:
-    """Writes the safetensors files (and their index where they are several); returns their names."""
-    names = [_file_name(number, len(groups)) for number in range(len(groups))]
-    for name, group in zip(names, groups, strict=True):
-        with (folder / name).open("xb") as file:
-            file.write(_header(group))
-            for entry in group:
-                _write_tensor(file, read_tensor(store, index, entry.stored), entry)
-                progress(entry.num_bytes)
-            file.flush()
-            os.fsync(file.fileno())
-    if len(groups) == 1:
-        return names
-    weight_map = {entry.name: name for name, group in zip(names, groups, strict=True) for entry in group}
-    total = sum(entry.num_bytes for group in groups for entry in group)
-    listing = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    _write_file(folder / "model.safetensors.index.json", _json(listing))
-    return [*names, "model.safetensors.index.json"]
-
-
-def _file_name(number: int, count: int) -> str:
-    return "model.safetensors" if count == 1 else f"model-{number + 1:05d}-of-{count:05d}.safetensors"
-
-
-def _header(group: list[_Entry]) -> bytes:
-    rows = []
-    position = 0
-    for entry in group:
-        rows.append((entry.name, entry.dtype, entry.stored.global_shape, position, position + entry.num_bytes))
-        position += entry.num_bytes
-    return safetensors_header(rows, {"format": "pt"})
-
-
-def _write_tensor(file: BinaryIO, raw: np.ndarray, entry: _Entry) -> None:
-    values = converted(raw, entry.stored.dtype, entry.dtype)
-    assert values.nbytes == entry.num_bytes, entry
-    file.write(values.reshape(-1).view(np.uint8).data)
+def _converted(values: np.ndarray, stored: str, wanted: str) -> Iterator[memoryview]:
+    """The bytes of `values` in type `wanted`, a piece at a time."""
+    flat = values.reshape(-1)
+    for first in range(0, len(flat), _CONVERTED):
+        yield converted(flat[first : first + _CONVERTED], stored, wanted).view(np.uint8).data
 
 
 def converted(raw: np.ndarray, stored: str, wanted: str) -> np.ndarray:
@@ -174,23 +175,3 @@ def converted(raw: np.ndarray, stored: str, wanted: str) -> np.ndarray:
         return raw
     wide = bfloat16_to_float32(raw) if stored == "bfloat16" else raw.astype(np.float32)
     return float32_to_bfloat16(wide) if wanted == "bfloat16" else wide
-
-
-def _json(value: Mapping[str, Any]) -> bytes:
-    return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
-
-
-def _write_file(path: Path, data: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    """Makes the names in a folder durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

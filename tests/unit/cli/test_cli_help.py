@@ -18,6 +18,8 @@ COMMANDS = (
     ["config", "check"],
     ["data", "prepare"],
     ["checkpoint", "export"],
+    ["checkpoint", "diff"],
+    ["checkpoint", "verify"],
 )
 
 

@@ -179,9 +179,10 @@ def test_verify_of_a_damaged_checkpoint_names_the_tensor_and_exits_1(tmp_path: P
     damage = shown["checkpoints"][1]["damages"][0]
     assert damage["key"].endswith("s00000008/objects/00000000-00000000.safetensors")
     assert damage["tensors"] == ["optim.output.weight.exp_avg"]
+    assert damage["chunks"] == [{"tensor": "optim.output.weight.exp_avg", "offset": [0, 0], "chunks": [0]}]
     assert run(monkeypatch, capsys, "verify", str(job.file), "5")[0] == 0
     code, out, _ = run(monkeypatch, capsys, "verify", str(job.file), "latest")
-    assert code == 1 and "exp_avg" in out
+    assert code == 1 and "optim.output.weight.exp_avg (chunk 0)" in out
     code, _, _ = run(monkeypatch, capsys, "export", str(job.file), "latest", "--out", str(tmp_path / "hf"))
     assert code == 0, "the damaged optimizer state is not exported"
     manifest = tmp_path / "runs/projects/default/jobs/tiny/a00000001/s00000005/manifest.json"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -10,10 +13,11 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.checkpoint.arguments import Job
-from phalanx.cli.checkpoint.progress import progress_of_bytes
+from phalanx.cli.checkpoint.progress import bytes_done
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
 from phalanx.cli.output import print_facts, print_json
+from phalanx.core.errors import OutsideError
 
 
 class ExportDtype(StrEnum):
@@ -40,26 +44,32 @@ def export_checkpoint(
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
-    """Export a checkpoint as a Hugging Face model folder that transformers opens."""
-    from phalanx.checkpoint.export import export
+    """Export a checkpoint as a Hugging Face model folder that transformers opens. The folder appears when it is whole;
+    after a kill the same command goes on with the files that are.
+    """
+    from phalanx.checkpoint.export import Export
     from phalanx.checkpoint.target import hugging_face_target
     from phalanx.cli.named import place_of
+    from phalanx.lineage.leases import leased
 
     place = place_of(job, overrides or (), context)
-    manifest = place.lineage.manifest(place.checkpoint(step))
+    ref = place.checkpoint(step)
     target = hugging_face_target(place, tokenizer)
-    with progress_of_bytes(quiet=as_json) as progress:
-        task = progress.add_task("exporting", total=None)
-        report = export(
-            place.store,
-            manifest,
-            out,
-            target,
-            dtype=dtype.value,
-            progress=lambda done: progress.update(task, advance=done),
-        )
-    facts = {"attempt": manifest.attempt, "step": manifest.step, **dataclasses.asdict(report)}
-    if as_json:
-        print_json(facts)
-    else:
-        print_facts(facts, "exported")
+    with leased(place.store, ref, "export"), _what_stays_told(out):
+        planned = Export(place.store, place.lineage.manifest(ref), target, dtype=dtype.value)
+        with bytes_done("exporting", planned.num_bytes, quiet=as_json) as advance:
+            report = planned.run(out, advance)
+    facts = {"attempt": ref.attempt, "step": ref.step, **dataclasses.asdict(report)}
+    print_json(facts) if as_json else print_facts(facts, "exported")
+
+
+@contextmanager
+def _what_stays_told(out: Path) -> Iterator[None]:
+    """Tells whoever interrupts an export, or loses its storage, that nothing of it has to be done again."""
+    try:
+        yield
+    except (KeyboardInterrupt, OutsideError):
+        part = out.parent / f".{out.name}.part"
+        if part.exists():
+            sys.stderr.write(f"phalanx: the files that are whole stay in {part}; the same command goes on with them\n")
+        raise

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 
-def progress_of_bytes(*, quiet: bool) -> Progress:
-    """A bar of bytes on stderr, so that stdout holds the answer alone."""
+@contextmanager
+def bytes_done(what: str, total_bytes: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Gives what is to be called, from any thread, with each number of bytes done: shown on stderr as part of all, with
+    the time left, so that stdout holds the answer alone. quiet: nothing is shown.
+    """
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    return Progress(*columns, console=Console(stderr=True), disable=quiet)
+    from phalanx.cli.counting import counting_bytes
+
+    if quiet:
+        yield lambda _: None
+        return
+    with counting_bytes(Console(stderr=True), what, total_bytes) as advance:
+        yield advance
 
 
 def size(num_bytes: int) -> str:
