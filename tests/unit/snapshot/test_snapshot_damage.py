@@ -55,6 +55,8 @@ def test_restore_after_a_flipped_bit_of_tensor_data_names_object_tensor_and_chun
     assert same_bits(touched, before[box.box.offset[0] :] if box.box.shape else before)
     (damage,) = verify(store, manifest)
     assert damage.key == box.key and damage.tensors == (box.tensor,)
+    (chunks,) = damage.chunks
+    assert (chunks.tensor, chunks.offset, len(chunks.chunks)) == (box.tensor, box.box.offset, 1)
 
 
 def test_restore_of_other_tensors_than_the_damaged_ones_succeeds(tmp_path: Path) -> None:
