@@ -23,6 +23,9 @@ from phalanx.snapshot.errors import DamagedCheckpoint
 FORMAT = "phalanx.part/1"
 CHUNK_BYTES = 1 << 20
 _FIELDS = ("format", "attempt", "step", "rank", "world_size", "chunk_bytes", "objects", "boxes", "records")
+_OBJECT_FIELDS = ("key", "num_bytes", "digest", "data_start")
+_RECORD_FIELDS = ("key", "num_bytes", "digest")
+_BOX_FIELDS = ("tensor", "dtype", "global_shape", "offset", "shape", "object", "start", "num_bytes", "chunks")
 _DIGEST = re.compile(r"xxh3:[0-9a-f]{32}")
 _CHUNK = re.compile(r"[0-9a-f]{16}")
 
@@ -116,7 +119,7 @@ def parse_part(key: str, data: bytes) -> Part:
     except (ValueError, RecursionError) as error:
         raise DamagedCheckpoint(key, f"is not JSON: {error}") from error
     read = _Reader(key)
-    head = read.fields(value, "part", *_FIELDS)
+    head = read.fields(value, "part", _FIELDS)
     if head["format"] != FORMAT:
         read.fail(f"format is {head['format']!r}, this version reads {FORMAT!r}")
     attempt, step, rank, world_size, chunk_bytes = (
@@ -143,8 +146,8 @@ class _Reader:
     def fail(self, why: str) -> NoReturn:
         raise DamagedCheckpoint(self._key, why)
 
-    def fields(self, value: Any, what: str, *names: str) -> Mapping[str, Any]:
-        if not isinstance(value, dict) or set(value) != set(names):
+    def fields(self, value: Any, what: str, names: tuple[str, ...]) -> Mapping[str, Any]:
+        if not isinstance(value, dict) or len(value) != len(names) or not all(map(value.__contains__, names)):
             self.fail(f"{what} does not have exactly the fields {', '.join(names)}")
         return value
 
@@ -164,10 +167,10 @@ class _Reader:
         return value
 
     def sizes(self, value: Any, what: str) -> tuple[int, ...]:
-        return tuple(self.number(item, what) for item in self.items(value, what))
+        return tuple([self.number(item, what) for item in self.items(value, what)])
 
     def object(self, value: Any, prefix: str) -> StoredObject:
-        row = self.fields(value, "an object", "key", "num_bytes", "digest", "data_start")
+        row = self.fields(value, "an object", _OBJECT_FIELDS)
         key, digest = self.text(row["key"], "object key"), self.text(row["digest"], "digest")
         name = key.removeprefix(prefix)
         if not key.startswith(prefix) or not name or "/" in name:
@@ -182,35 +185,27 @@ class _Reader:
         return found
 
     def record(self, value: Any) -> ObjectRef:
-        row = self.fields(value, "a records object", "key", "num_bytes", "digest")
+        row = self.fields(value, "a records object", _RECORD_FIELDS)
         key, digest = self.text(row["key"], "records key"), self.text(row["digest"], "digest")
         if not _DIGEST.fullmatch(digest) or keys.records_name(key) is None:
             self.fail(f"{key!r} with digest {digest!r} does not name a records object")
         return ObjectRef(key, self.number(row["num_bytes"], "num_bytes"), digest)
 
     def box(self, value: Any, objects: Mapping[str, StoredObject], chunk_bytes: int) -> StoredBox:
-        names = ("tensor", "dtype", "global_shape", "offset", "shape", "object", "start", "num_bytes", "chunks")
-        row = self.fields(value, "a box", *names)
-        tensor, dtype, key = (self.text(row[name], name) for name in ("tensor", "dtype", "object"))
+        # A commit of a large world parses a million of these: no generators, nothing computed twice.
+        row = self.fields(value, "a box", _BOX_FIELDS)
+        tensor, dtype = self.text(row["tensor"], "tensor"), self.text(row["dtype"], "dtype")
+        key, start = self.text(row["object"], "object"), self.number(row["start"], "start")
         if dtype not in DTYPES or key not in objects:
             self.fail(f"tensor {tensor}: unknown dtype {dtype!r} or object {key!r}")
-        global_shape, offset, shape = (self.sizes(row[name], name) for name in ("global_shape", "offset", "shape"))
+        global_shape = self.sizes(row["global_shape"], "global_shape")
+        offset, shape = self.sizes(row["offset"], "offset"), self.sizes(row["shape"], "shape")
         if not len(global_shape) == len(offset) == len(shape):
             self.fail(f"tensor {tensor}: offset and shape do not fit the global shape")
-        chunks = tuple(self.text(item, "chunk") for item in self.items(row["chunks"], "chunks"))
-        found = StoredBox(
-            tensor,
-            dtype,
-            global_shape,
-            Box(offset, shape),
-            key,
-            self.number(row["start"], "start"),
-            chunk_bytes,
-            chunks,
-        )
-        room = objects[key].num_bytes - objects[key].data_start
-        if row["num_bytes"] != found.num_bytes or found.start + found.num_bytes > room:
+        item, num_bytes = objects[key], math.prod(shape) * DTYPES[dtype].itemsize
+        if row["num_bytes"] != num_bytes or start + num_bytes > item.num_bytes - item.data_start:
             self.fail(f"tensor {tensor}: its bytes do not follow from shape and dtype, or leave object {key}")
-        if len(chunks) != math.ceil(found.num_bytes / chunk_bytes) or not all(map(_CHUNK.fullmatch, chunks)):
+        chunks = tuple([self.text(each, "chunk") for each in self.items(row["chunks"], "chunks")])
+        if len(chunks) != -(-num_bytes // chunk_bytes) or not all(map(_CHUNK.fullmatch, chunks)):
             self.fail(f"tensor {tensor}: chunk digests do not fit its bytes")
-        return found
+        return StoredBox(tensor, dtype, global_shape, Box(offset, shape), key, start, chunk_bytes, chunks)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from phalanx.core.digest import canonical_json, digest_of, xxh3
+from phalanx.core.digest import digest_of
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import (
     CheckpointRef,
@@ -23,12 +23,8 @@ from phalanx.lineage import (
     ForkPoint,
     JobRecord,
     Lineage,
-    ObjectRef,
-    RecordsName,
-    keys,
 )
 from phalanx.lineage.plan import mixture_changes
-from phalanx.lineage.store import MAX_MANIFEST_BYTES
 from phalanx.snapshot.fork import import_checkpoint
 from phalanx.spec import Job, Layout, parse_job
 from phalanx.spec.changes import require_forkable
@@ -82,7 +78,6 @@ def prepare(job: Job, world_size: int, *, is_first: bool = True, origin: Origin 
     refuse_unbuilt(job, layout)
     if origin is not None:
         require_forkable(origin.job, job)
-    _check_manifest_fits(layout)
     splits = training_splits(job, copies_folder(job))
     node_cache(job, splits.values())
     split = next(iter(splits.values()))
@@ -254,23 +249,6 @@ def _check_vocabulary(job: Job, split: Split) -> None:
             value=vocab_size,
             expected=f"at least the tokenizer's {split.vocab_size} tokens",
             remedy=f"set it to {split.vocab_size} or more, or prepare the data with a smaller tokenizer",
-        )
-
-
-def _check_manifest_fits(layout: Layout) -> None:
-    """Refuses a world whose checkpoint root would not fit its one put, before anything is trained."""
-    ref = CheckpointRef(1, 1)
-    part = ObjectRef(keys.part(ref, 0), 10**6, xxh3(b""))
-    record = ObjectRef(keys.records(RecordsName(1, 0, 1, 1)), 10**6, xxh3(b""))
-    part_bytes, record_bytes = (len(canonical_json(asdict(each))) + 1 for each in (part, record))
-    num_bytes = layout.world_size * part_bytes + layout.dp * record_bytes
-    if num_bytes >= MAX_MANIFEST_BYTES:
-        raise PhalanxError(
-            "number of ranks",
-            value=layout.world_size,
-            expected=f"fewer: a checkpoint's root names a part of every rank and the records of each of {layout.dp} "
-            f"data-parallel ranks, which are {num_bytes:,} bytes here and must stay under {MAX_MANIFEST_BYTES:,}",
-            remedy="train on about 7,000 ranks at most, or on fewer with less data parallelism",
         )
 
 
