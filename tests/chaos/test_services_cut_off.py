@@ -111,6 +111,7 @@ def second_agent(running: Services, folder: Path) -> Iterator[Command]:
 def test_zombie_that_was_cut_off_is_never_live_is_told_and_ends_itself(
     corpus: str, tmp_path: Path, cut_from: tuple[str, ...]
 ) -> None:
+    """Checkpoint case 14."""
     path = write_job(tmp_path, corpus, steps=FAR)
     with services(tmp_path / "home", slots=2) as running, running.client() as client, network() as between:
         running.route_agent(between, cut_from)

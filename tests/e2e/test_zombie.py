@@ -26,6 +26,7 @@ STEPS = 24
 def test_zombie_that_commits_after_the_next_attempt_opened_is_never_live(
     corpus: str, server: ForkServer, tmp_path: Path
 ) -> None:
+    """Checkpoint case 14."""
     path = write_job(tmp_path, corpus, steps=STEPS)
     with Command([PHALANX, "run", path]) as zombie:
         zombie.wait_for("checkpoint of step 4 committed")

@@ -93,6 +93,7 @@ def test_action_killed_at_any_operation_leaves_all_or_nothing_and_can_be_repeate
 
 
 def test_zombies_that_write_at_any_operation_of_an_opening_never_become_live():
+    """Checkpoint case 14."""
     for at in itertools.count():
         store = memory_store()
         zombie = a_history(store)

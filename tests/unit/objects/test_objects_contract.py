@@ -60,6 +60,7 @@ def test_missing_object_is_signalled(store: ObjectStore) -> None:
     "first, second", [(b"first", b"second"), (b"first", b""), (b"", b"second"), (b"same", b"same")]
 )
 def test_create_taken_key_leaves_the_object(store: ObjectStore, first: bytes, second: bytes) -> None:
+    """Checkpoint case 9: an empty object over one that is there, too."""
     store.create("k", first)
     with pytest.raises(ObjectExists):
         store.create("k", second)
@@ -71,6 +72,7 @@ def test_create_taken_key_leaves_the_object(store: ObjectStore, first: bytes, se
 
 @pytest.mark.parametrize("size", [0, 100_000])
 def test_create_twenty_writers_race_one_wins(store: ObjectStore, size: int) -> None:
+    """Checkpoint case 9: whoever loses hears ObjectExists, on every store."""
     start = threading.Barrier(20)
 
     def race(writer: int) -> int | None:
@@ -109,6 +111,7 @@ def test_writer_commit_creates_the_stream(store: ObjectStore) -> None:
 
 
 def test_writer_left_by_an_exception_leaves_nothing(store: ObjectStore) -> None:
+    """Checkpoint case 8."""
     with pytest.raises(ZeroDivisionError), store.writer("a/stream") as writer:
         writer.write(DATA)
         raise ZeroDivisionError
@@ -117,6 +120,7 @@ def test_writer_left_by_an_exception_leaves_nothing(store: ObjectStore) -> None:
 
 
 def test_writer_without_commit_leaves_nothing(store: ObjectStore) -> None:
+    """Checkpoint case 8."""
     with store.writer("a/stream") as writer:
         writer.write(DATA)
     assert list(store.list()) == []

@@ -41,6 +41,7 @@ def test_probe_of_files_leaves_no_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", [Overwriting, OverwritingWithEmpty])
 def test_probe_of_a_store_that_overwrites_is_single_writer(kind: type[MemoryStore]) -> None:
+    """Checkpoint case 11."""
     store = kind()
     assert probe(store).promise == "single-writer"
     assert list(store.list()) == []

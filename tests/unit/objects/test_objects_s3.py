@@ -164,6 +164,7 @@ def test_one_stalled_reply_is_retried_within_the_deadline(open_place: Open, prox
 
 
 def test_create_lost_reply_recognises_its_own_object(open_place: Open, proxy: Proxy) -> None:
+    """Checkpoint case 10."""
     store = open_place(proxy.endpoint)
     proxy.choose = first("PUT", Spoiler(lose_reply=True))
     store.create("k", DATA)
@@ -196,6 +197,7 @@ def test_create_failed_try_then_taken_by_another_is_exists(
 
 
 def test_create_same_bytes_without_a_lost_reply_is_exists(open_place: Open, proxy: Proxy) -> None:
+    """Checkpoint case 10: equal bytes alone are no echo of one's own write."""
     store = open_place(proxy.endpoint)
     store.create("k", b"same")
     with pytest.raises(ObjectExists):
@@ -203,6 +205,7 @@ def test_create_same_bytes_without_a_lost_reply_is_exists(open_place: Open, prox
 
 
 def test_create_conflict_409_is_retried_while_the_key_is_free(open_place: Open, proxy: Proxy) -> None:
+    """Checkpoint case 10."""
     store = open_place(proxy.endpoint)
     proxy.choose = first("PUT", Spoiler(refuse=409), count=3)
     store.create("k", b"data")
@@ -262,6 +265,7 @@ def part_puts(proxy: Proxy) -> int:
 
 
 def test_large_object_goes_up_in_parts_and_is_create_only(small_parts: Open, proxy: Proxy) -> None:
+    """Checkpoint case 9."""
     store = small_parts(proxy.endpoint)
     with store.writer("big/k") as writer:
         writer.write(LARGE)
@@ -275,6 +279,7 @@ def test_large_object_goes_up_in_parts_and_is_create_only(small_parts: Open, pro
 
 
 def test_parts_lost_reply_to_the_last_call_recognises_its_own(small_parts: Open, proxy: Proxy) -> None:
+    """Checkpoint case 10."""
     store = small_parts(proxy.endpoint)
     store.create("warm", LARGE)
     lost = threading.Event()
@@ -294,6 +299,7 @@ def test_parts_lost_reply_to_the_last_call_recognises_its_own(small_parts: Open,
 def test_parts_failed_upload_leaves_neither_object_nor_parts(
     small_parts: Open, proxy: Proxy, ministack: str, place: str
 ) -> None:
+    """Checkpoint case 8."""
     store = small_parts(proxy.endpoint)
     store.create("warm", LARGE)
     proxy.choose = lambda method, path, number: Spoiler(refuse=403) if "partNumber=3" in path else None
@@ -307,6 +313,7 @@ def test_parts_failed_upload_leaves_neither_object_nor_parts(
 
 
 def test_parts_server_without_the_condition_gets_one_put(small_parts: Open, proxy: Proxy) -> None:
+    """Checkpoint case 9, 11."""
     store = small_parts(proxy.endpoint)
     proxy.choose = lambda method, path, number: (
         Spoiler(drop_header="if-none-match") if method == "POST" and "uploadId" in path else None

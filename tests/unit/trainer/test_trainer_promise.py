@@ -27,6 +27,7 @@ def test_create_only_store_is_found_quickly_and_left_as_it_was(s3_prefix: str) -
 
 @pytest.mark.parametrize("spares", [None, b"", b"second"])
 def test_store_that_overwrites_anything_is_single_writer(spares: bytes | None) -> None:
+    """Checkpoint case 11: what `phalanx run` tells before it starts."""
     store = Overwriting(spares)
     (warning,) = warnings_of(store)
     assert "single-writer" in warning and "bucket://overwriting" in warning
