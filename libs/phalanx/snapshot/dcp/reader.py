@@ -31,8 +31,9 @@ from torch.futures import Future
 
 from phalanx.core.box import Box
 from phalanx.core.errors import OutsideError, PhalanxError
-from phalanx.lineage import CheckpointRef, DamagedObject, ObjectRef
-from phalanx.objects import StorageSettings
+from phalanx.lineage import CheckpointRef, DamagedObject, ObjectRef, keys
+from phalanx.lineage.leases import leased
+from phalanx.objects import ObjectMissing, ObjectStore, StorageSettings
 from phalanx.snapshot.dcp.session import Session, session_at
 from phalanx.snapshot.dcp.steps import step_of
 from phalanx.snapshot.dcp.values import SUFFIX, NamePath, Values, decode
@@ -108,15 +109,18 @@ class PhalanxReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Reads, verifies and delivers everything in the plan; the future is done at return.
 
-        Raises DamagedCheckpoint at the first byte that is not what was written. Tensors filled until then hold verified
-        values of this checkpoint.
+        Nothing removes the checkpoint meanwhile. Raises DamagedCheckpoint at the first byte that is not what was
+        written. Tensors filled until then hold verified values of this checkpoint.
         """
         assert self._opened is not None, "read_metadata was called"
         opened, tensors = self._opened, [item for item in plan.items if item.type == LoadItemType.TENSOR]
         for item in plan.items:
             if item.type == LoadItemType.BYTE_IO:
                 _put_value(planner, item.dest_index.fqn, opened.values[item.storage_index.fqn])
-        fetch(self._session.store, opened.index.objects, _wanted(opened.index, tensors, planner))
+        store = self._session.store
+        with leased(store, opened.ref, "load"):
+            _require_kept(store, opened.ref)
+            fetch(store, opened.index.objects, _wanted(opened.index, tensors, planner))
         self._session.loaded(opened.ref)
         done: Future[None] = Future()
         done.set_result(None)
@@ -130,6 +134,15 @@ def _open(session: Session, step: int | None) -> _Opened:
     values = {name: value for each in found for name, value in each.values.items()}
     paths = {name: path for each in found for name, path in each.paths.items()}
     return _Opened(ref, index, values, paths)
+
+
+def _require_kept(store: ObjectStore, ref: CheckpointRef) -> None:
+    try:
+        store.info(keys.manifest(ref))
+    except ObjectMissing as error:
+        raise OutsideError(
+            f"checkpoint {ref} at {store.url} was removed by retention just before it was read: load again"
+        ) from error
 
 
 def _values(session: Session, item: StoredObject) -> Values:
