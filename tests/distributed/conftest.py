@@ -1,4 +1,6 @@
-"""One fork server for all distributed tests; its ranks import modules beside the tests by their plain names."""
+"""One fork server for all distributed tests; its ranks import modules beside the tests by their plain names, and
+`support`.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +21,6 @@ FOLDERS = [HERE, *sorted(folder for folder in HERE.iterdir() if folder.is_dir() 
 def fork_server() -> Iterator[ForkServer]:
     """Gangs of gloo ranks with torch preloaded; order one with `phalanx.gang.testing.run_gang`."""
     inherited = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
-    path = os.pathsep.join([*map(str, FOLDERS), *inherited])
+    path = os.pathsep.join([*map(str, FOLDERS), str(HERE.parent), *inherited])
     with ForkServer(TEST_PRELOAD, {"PYTHONPATH": path}) as server:
         yield server

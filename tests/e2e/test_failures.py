@@ -174,6 +174,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], None]]] = {
 def test_damaged_checkpoint_is_named_and_the_run_goes_on_from_an_older_one(
     corpus: str, server: ForkServer, tmp_path: Path, damage: str
 ) -> None:
+    """Case 7."""
     path = write_job(tmp_path, corpus, steps=4)
     first = run_here(path, server)
     assert first.outcome is not None and first.outcome.ok

@@ -126,6 +126,7 @@ RELAYOUT = {
 def test_resume_in_other_layouts_keeps_the_loss_of_one_process(
     corpus: str, server: ForkServer, tmp_path: Path, precision: str
 ) -> None:
+    """Case 13 of the checkpoints."""
     chosen = f'training.mixed_precision_param="{precision}"'
     last = 2 * len(RELAYOUT)
     for name in ("one", "many"):

@@ -52,6 +52,18 @@ class Bigram(nn.Module):
         return logits
 
 
+class Grown(Bigram):
+    """One parameter more once the file `once` is there: code that was changed between two runs."""
+
+    def __init__(self, vocab_size: int, once: str) -> None:
+        super().__init__(vocab_size, once=once)
+        self.gain = nn.Parameter(torch.ones(16)) if Path(once).exists() else None
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        found = self.embedding(tokens)
+        return self.head(found if self.gain is None else found * self.gain)
+
+
 class Raises(Bigram):
     """Raises what no rank expects."""
 

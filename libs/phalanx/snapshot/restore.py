@@ -21,7 +21,7 @@ from phalanx.snapshot.parts import StoredBox
 from phalanx.snapshot.peers import Peers
 from phalanx.snapshot.together import fetch_together
 
-_REMEDY = "restore with the job that saved it, or name the tensor in `partial`"
+_REMEDY = "restore with the job that saved it, or name the tensor with --partial (in Python: `partial`)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,8 @@ def _problems(
     if all_names is None:
         return problems
     extra = sorted(set(index.tensors) - set(all_names) - partial)
-    unknown = sorted(partial - set(index.tensors) - set(all_names))
+    is_same = set(index.tensors) == set(all_names)  # then nothing is left out, and names of what once was do no harm
+    unknown = [] if is_same else sorted(partial - set(index.tensors) - set(all_names))
     problems += [PhalanxError(name, expected="a tensor of this name in the job", remedy=_REMEDY) for name in extra]
     return problems + [
         PhalanxError(f"partial {name}", expected="the name of a tensor", remedy="name it as `checkpoint show` does")

@@ -67,6 +67,12 @@ class Checkpoint(Section):
         "What happens when the last save still runs: training waits for it, or this save is left out.",
         "wait",
     )
+    partial: str = key(
+        Mark.FREE,
+        "Tensors that may be missing in the checkpoint that is restored, or in the job, their names separated by "
+        "commas: what is missing in the checkpoint begins as in a new job. Any other that is missing is an error.",
+        "",
+    )
 
 
 class Validation(Section):

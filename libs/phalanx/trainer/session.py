@@ -16,6 +16,7 @@ from phalanx.core.errors import OutsideError
 from phalanx.lineage import DamagedObject, Lineage, LoaderState, Manifest
 from phalanx.objects import ObjectStore
 from phalanx.parallel import Mesh, ParallelModel, build_mesh, multiple_of, parameter_names
+from phalanx.snapshot.peers import GlooPeers
 from phalanx.snapshot.restore import restore
 from phalanx.snapshot.writer import Writer
 from phalanx.spec import Job
@@ -125,7 +126,7 @@ def build_session(
     start_step = start.step
     report("opened", attempt=opening.attempt, step=start_step)
     mesh = build_mesh(layout, device, schedule=job.parallel.schedule)
-    model = ParallelModel(job, layout, mesh, device, initialise=parent is None)
+    model = ParallelModel(job, layout, mesh, device, initialise=parent is None or bool(job.checkpoint.partial))
     optimizer = Optimizer(job, model.parameters())
     if parent is not None:
         phases.enter("restore", start_step)
@@ -231,12 +232,30 @@ def _restore(
     names = parameter_names(job)
     all_names = [f"model.{name}" for name in names]
     all_names += [f"optim.{name}.{moment}" for name in names for moment in MOMENTS]
+    peers = GlooPeers(job.deadlines.restore_s) if dist.get_world_size() > 1 else None
     try:
-        restore(store, parent, state_of(model, optimizer), all_names=all_names)
+        state = state_of(model, optimizer)
+        done = restore(store, parent, state, left_out_names(job), all_names=all_names, peers=peers)
     except DamagedObject as error:
         tell_damage(parent, error, control, report)
         raise
+    if peers is not None:
+        peers.close()
+    if done.left_out:
+        LOG.warning("not restored, as checkpoint.partial allows: %s", ", ".join(done.left_out))
+    LOG.info(
+        "restored %s: %d tensors, %d bytes from storage, %d from other ranks",
+        parent.ref,
+        done.num_tensors,
+        done.read_bytes,
+        done.received_bytes,
+    )
     optimizer.resume(int(parent.schedule["num_updates"]))
+
+
+def left_out_names(job: Job) -> tuple[str, ...]:
+    """The tensors that a restore may leave out, each spelt out."""
+    return tuple(name.strip() for name in job.checkpoint.partial.split(",") if name.strip())
 
 
 def tell_damage(parent: Manifest, damage: DamagedObject, control: Control, report: Callable[..., None]) -> None:

@@ -6,6 +6,7 @@ and what is committed meanwhile is at worst not seen yet, which the rules of `co
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from phalanx.objects import ObjectStore
 _ATTEMPT_FOLDER = re.compile(r"a([0-9]{8})/")
 _STEP_FOLDER = re.compile(r"a([0-9]{8})/s([0-9]{8})/")
 _NUM_READERS = 8
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +110,7 @@ class Surveyor:
     def root(self, ref: CheckpointRef) -> Root:
         """What the manifest says, or said before it was retired. Raises DamagedObject."""
         if ref not in self._roots:
-            self._roots[ref] = _root(self._lineage.retired(ref) or self._lineage.manifest(ref))
+            self._roots[ref] = _root(self._lineage, self._lineage.retired(ref) or self._lineage.manifest(ref))
         return self._roots[ref]
 
     def stamp(self) -> frozenset[str]:
@@ -130,7 +132,7 @@ class Surveyor:
         """Why the manifest cannot be used, or None. One that vanishes meanwhile is not damage worth a word here."""
         if ref not in self._roots:
             try:
-                self._roots[ref] = _root(self._lineage.manifest(ref))
+                self._roots[ref] = _root(self._lineage, self._lineage.manifest(ref))
             except DamagedObject as error:
                 return str(error)
         return None
@@ -142,7 +144,21 @@ def _folder(ref: CheckpointRef, content: frozenset[str]) -> Folder:
     return Folder(has_manifest, has_retired, bool(content - roots), keys.promoted(ref) in content)
 
 
-def _root(manifest: Manifest) -> Root:
-    named = ((ref, keys.records_name(ref.key)) for ref in manifest.records)
-    records = tuple(ref for ref, name in named if name is not None and name.rank == 0)
-    return Root(manifest.world_size, manifest.speculative, dict(manifest.metrics), records)
+def _root(lineage: Lineage, manifest: Manifest) -> Root:
+    return Root(manifest.world_size, manifest.speculative, dict(manifest.metrics), _first_records(lineage, manifest))
+
+
+def _first_records(lineage: Lineage, manifest: Manifest) -> tuple[ObjectRef, ...]:
+    """The records of rank 0, which are named first. Where a list of records is damaged the checkpoint can still be
+    restored.
+    """
+    found: list[ObjectRef] = []
+    try:
+        for ref in lineage.record_refs(manifest):
+            name = keys.records_name(ref.key)
+            if name is None or name.rank != 0:
+                break
+            found.append(ref)
+    except DamagedObject as error:
+        _LOG.warning("the loss at checkpoint %s is not known: %s", manifest.ref, error)
+    return tuple(found)

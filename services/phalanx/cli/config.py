@@ -3,6 +3,8 @@ run."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +19,23 @@ Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; may be given again.", show_default=False),
 ]
+Partial = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--partial",
+        metavar="TENSOR",
+        help="A tensor that may be missing in the checkpoint or in the job; may be given again.",
+        show_default=False,
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 World = Annotated[int | None, typer.Option("--world", min=1, help="Number of ranks (default: that of [cluster]).")]
+
+
+def with_partial(overrides: Sequence[str] | None, partial: Sequence[str] | None) -> list[str]:
+    """The overrides of a job file, and the one that says which tensors a restore may leave out."""
+    named = [f"checkpoint.partial={json.dumps(','.join(partial))}"] if partial else []
+    return [*(overrides or ()), *named]
 
 
 def register(app: typer.Typer) -> None:

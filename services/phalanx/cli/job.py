@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli.config import AsJson, Overrides
+from phalanx.cli.config import AsJson, Overrides, Partial, with_partial
 from phalanx.cli.context import Context, open_client
 from phalanx.cli.output import print_facts, print_json, print_table
 from phalanx.core.errors import PhalanxError
@@ -44,6 +44,7 @@ def submit(
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of a forked job (default: the other's with a number).")] = "",
+    partial: Partial = None,
     dry_run: Annotated[
         bool,
         typer.Option(
@@ -62,13 +63,14 @@ def submit(
             expected="a job file, or --from JOB@STEP",
             remedy="name one of the two (`--from` takes the other job's file, changed by --set)",
         )
+    overrides = with_partial(overrides, partial)
     with open_client(context) as client:
         if job is not None:
-            submitted = client.submit(job, overrides or (), request_id=request_id, dry_run=dry_run)
+            submitted = client.submit(job, overrides, request_id=request_id, dry_run=dry_run)
         else:
             source, _, at = str(from_).partition("@")
             submitted = client.fork(
-                source, at or "latest", overrides or (), name=name, request_id=request_id, dry_run=dry_run
+                source, at or "latest", overrides, name=name, request_id=request_id, dry_run=dry_run
             )
         for warning in submitted.warnings:
             sys.stderr.write(f"warning: {warning}\n")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from phalanx.cli.config import Partial, with_partial
 from phalanx.cli.output import print_json
 from phalanx.core.errors import PhalanxError
 
@@ -35,6 +36,7 @@ def run(
     ] = None,
     nproc: Annotated[int | None, typer.Option(help="Ranks on this machine (overrides cluster.nproc).")] = None,
     device: Annotated[str | None, typer.Option(help="cpu or cuda (overrides cluster.device).")] = None,
+    partial: Partial = None,
     debug_rank: Annotated[
         int | None, typer.Option(help="Give this rank the terminal and pdb; switches all deadlines off.")
     ] = None,
@@ -50,7 +52,7 @@ def run(
     from phalanx.trainer.preflight import prepare
     from phalanx.trainer.tally import Tally
 
-    spec = _load(job, set_ or (), nproc, device)
+    spec = _load(job, with_partial(set_, partial), nproc, device)
     console = Console(stderr=True)
     with StopSignals() as stop:
         prepared = prepare(spec, spec.cluster.world_size)

@@ -131,6 +131,7 @@ def test_a_job_that_is_not_registered_is_not_found(service, new_job):
 
 
 def test_report_of_damage_keeps_the_next_attempt_from_starting_there(service, new_job):
+    """Case 7."""
     job = new_job()
     store = job.store()
     open_attempt(store)

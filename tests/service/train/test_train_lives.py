@@ -13,8 +13,10 @@ import pytest
 from train_kit import World, make_world, put_checkpoint, ref, tables, wait_until
 
 from phalanx.api.agent.v1 import agent_service_pb2 as pb
+from phalanx.api.agent.v1 import record_pb2
 from phalanx.api.train.v1 import train_service_pb2 as train_pb
 from phalanx.api.train.v1.train_service_pb2_grpc import TrainServiceStub
+from phalanx.lineage.damage import report_damage
 from phalanx.lineage.events import EventLog, EventType, JobState
 from phalanx.lineage.registry import Registry
 from phalanx.objects import open_store
@@ -69,6 +71,29 @@ def test_node_that_is_cut_off_for_a_moment_goes_on(world: World, client: TrainCl
         wait_until(lambda: client.get("tiny").checkpoint == ref(1, 3), "what was told meanwhile")
         assert client.get("tiny").attempt == 1
         assert client.get("tiny").state is JobState.RUNNING
+
+
+def test_attempt_that_finds_its_checkpoint_damaged_ends_and_the_next_has_an_older_parent(
+    world: World, client: TrainClient
+) -> None:
+    """Case 7: the damage is an incident of the job by name, and no later attempt starts from there."""
+    client.submit(tables(world.storage))
+    with world.agent() as agent:
+        client.wait("tiny", until=RUNNING, timeout_s=20)
+        agent.commit(1, 5)
+        agent.commit(1, 10)
+        wait_until(lambda: client.get("tiny").checkpoint == ref(1, 10), "the newest checkpoint")
+        agent.die(1)
+        assert agent.gang(2).start.parent_step == 10
+        report_damage(world.lineage(), 2, ref(1, 10), 80, "object x holds other bytes")
+        agent.say(2, damaged=record_pb2.Damaged(what="attempt 1 step 10", why="object x holds other bytes"))
+        agent.die(2, "STORAGE")
+        assert agent.gang(3).start.parent_step == 5
+    registered = Registry(open_store(world.storage)).job("default", "tiny")
+    assert registered is not None
+    causes = [event.cause for event in EventLog(registered.store()).after(0) if event.cause is not None]
+    named = [cause for cause in causes if cause.kind == "bad_checkpoint"]
+    assert [cause.message for cause in named] == ["attempt 1 step 10: object x holds other bytes"]
 
 
 def test_agent_that_comes_back_as_another_process_has_lost_its_ranks(world: World, client: TrainClient) -> None:
