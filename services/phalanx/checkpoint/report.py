@@ -4,27 +4,49 @@ tables and JSON.
 
 from __future__ import annotations
 
+import logging
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from phalanx.checkpoint.pins import PinLog, pinned
+from phalanx.checkpoint.place import JobPlace
 from phalanx.checkpoint.retention import why_dead
 from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, Lineage, Manifest, keys
-from phalanx.objects import ObjectStore
+from phalanx.objects import ObjectStore, StoreDenied
 from phalanx.snapshot.dtypes import DTYPES
 from phalanx.snapshot.index import Index
 
+_LOG = logging.getLogger(__name__)
 _REMOVED = "removed to save space; its step records stay"
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRow:
-    """One checkpoint in a list. why_dead: None for a live one. num_bytes: of everything stored for it."""
+    """One checkpoint in a list. why_dead: None for a live one. num_bytes: of everything stored for it. speculative:
+    taken between the regular ones; promoted: one of these that was found healthy. metrics: what was measured of it, by
+    name. pin_reason: None for one that is not pinned.
+    """
 
     attempt: int
     step: int
     num_bytes: int
     world_size: int | None
     why_dead: str | None
+    speculative: bool = False
+    promoted: bool = False
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    pin_reason: str | None = None
+
+    @property
+    def state(self) -> str:
+        """In words: live or why not, and what else is so."""
+        words = [self.why_dead or "live"]
+        if self.speculative:
+            words.append("promoted" if self.promoted else "speculative")
+        if self.pin_reason is not None:
+            words.append(f"pinned: {self.pin_reason}" if self.pin_reason else "pinned")
+        return ", ".join(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,25 +60,52 @@ class TensorRow:
     num_boxes: int
 
 
-def checkpoint_rows(store: ObjectStore, *, dead: bool) -> list[CheckpointRow]:
+def checkpoint_rows(
+    store: ObjectStore, *, dead: bool, pins: Mapping[CheckpointRef, str] | None = None
+) -> list[CheckpointRow]:
     """All live checkpoints, and with `dead` also the committed ones off the live chain and the saves without a
-    manifest.
+    manifest. pins: what is pinned, with the reasons.
     """
     lineage = Lineage(store)
     chain, attempts = lineage.chain(), lineage.attempts()
     live = set(lineage.checkpoints())
     rows: list[CheckpointRow] = []
     for attempt in attempts:
-        sizes, committed, retired = _sizes(store, attempt)
-        for ref, num_bytes in sorted(sizes.items()):
-            if ref in committed:
+        found = _stored(store, attempt)
+        for ref, num_bytes in sorted(found.sizes.items()):
+            if ref in found.committed:
                 why = None if ref in live else why_dead(ref, attempts, chain)
             else:
-                why = _REMOVED if ref in retired else "never committed: it has no manifest"
+                why = _REMOVED if ref in found.retired else "never committed: it has no manifest"
             if why is None or dead:
-                world_size, damage = _world_size(lineage, ref) if ref in committed else (None, None)
-                rows.append(CheckpointRow(ref.attempt, ref.step, num_bytes, world_size, why or damage))
+                row = _row(lineage, ref, num_bytes, why) if ref in found.committed else _bare(ref, num_bytes, why)
+                rows.append(replace(row, promoted=ref in found.promoted, pin_reason=(pins or {}).get(ref)))
     return sorted(rows, key=lambda row: (row.attempt, row.step))
+
+
+def one_row(
+    lineage: Lineage, store: ObjectStore, manifest: Manifest, pins: Mapping[CheckpointRef, str]
+) -> CheckpointRow:
+    """The row of one checkpoint, which is taken for live."""
+    infos = list(store.list(keys.checkpoint(manifest.ref)))
+    row = _row(lineage, manifest.ref, sum(info.num_bytes for info in infos), None)
+    promoted = any(info.key == keys.promoted(manifest.ref) for info in infos)
+    return replace(row, promoted=promoted, pin_reason=pins.get(manifest.ref))
+
+
+def pins_of(place: JobPlace) -> dict[CheckpointRef, str]:
+    """What is pinned of a job, as the root of the cluster that its store lies in says; nothing where it lies in none.
+    Where that may not be read, a warning says so.
+    """
+    name = place.name
+    if name is None:
+        return {}
+    root = place.store.url.rstrip("/").removesuffix(str(name)).rstrip("/")
+    try:
+        return pinned(PinLog(place.open(root)).read(name))
+    except StoreDenied as error:
+        _LOG.warning("pins are not shown: %s", error)
+        return {}
 
 
 def tensor_rows(index: Index) -> list[TensorRow]:
@@ -78,24 +127,39 @@ def ancestry(lineage: Lineage, manifest: Manifest) -> list[CheckpointRef]:
     return found
 
 
-def _sizes(
-    store: ObjectStore, attempt: Attempt
-) -> tuple[dict[CheckpointRef, int], set[CheckpointRef], set[CheckpointRef]]:
-    """Bytes stored for each save of `attempt`; which of them have a manifest, and which had one."""
-    sizes: dict[CheckpointRef, int] = {}
-    committed: set[CheckpointRef] = set()
-    retired: set[CheckpointRef] = set()
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What is stored of each save of an attempt: its bytes; which have a manifest, had one, were promoted."""
+
+    sizes: dict[CheckpointRef, int]
+    committed: set[CheckpointRef]
+    retired: set[CheckpointRef]
+    promoted: set[CheckpointRef]
+
+
+def _stored(store: ObjectStore, attempt: Attempt) -> _Stored:
+    found = _Stored({}, set(), set(), set())
     for info in store.list(keys.checkpoints_of(attempt.number)):
         ref = keys.checkpoint_of(info.key)
         if ref is not None:
-            sizes[ref] = sizes.get(ref, 0) + info.num_bytes
-            committed |= {ref} if keys.manifest_ref(info.key) else set()
-            retired |= {ref} if keys.retired_ref(info.key) else set()
-    return sizes, committed, retired
+            found.sizes[ref] = found.sizes.get(ref, 0) + info.num_bytes
+            marks = ((keys.manifest, found.committed), (keys.retired, found.retired), (keys.promoted, found.promoted))
+            for key_of, marked in marks:
+                if info.key == key_of(ref):
+                    marked.add(ref)
+    return found
 
 
-def _world_size(lineage: Lineage, ref: CheckpointRef) -> tuple[int | None, str | None]:
+def _row(lineage: Lineage, ref: CheckpointRef, num_bytes: int, why: str | None) -> CheckpointRow:
     try:
-        return lineage.manifest(ref).world_size, None
+        manifest = lineage.manifest(ref)
     except DamagedObject as error:
-        return None, str(error)
+        return _bare(ref, num_bytes, why or str(error))
+    metrics = dict(manifest.metrics)
+    return CheckpointRow(
+        ref.attempt, ref.step, num_bytes, manifest.world_size, why, manifest.speculative, metrics=metrics
+    )
+
+
+def _bare(ref: CheckpointRef, num_bytes: int, why: str | None) -> CheckpointRow:
+    return CheckpointRow(ref.attempt, ref.step, num_bytes, None, why)

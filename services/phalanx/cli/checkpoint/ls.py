@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.checkpoint.arguments import Job
-from phalanx.cli.checkpoint.progress import size
+from phalanx.cli.checkpoint.progress import measured, size
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
 from phalanx.cli.output import print_json, print_table
@@ -26,16 +26,17 @@ def list_checkpoints(
     as_json: AsJson = False,
     overrides: Overrides = None,
 ) -> None:
-    """List the live checkpoints of a job, oldest first."""
-    from phalanx.checkpoint.report import checkpoint_rows
+    """List the live checkpoints of a job, oldest first: size, state, what pins it, what was measured of it."""
+    from phalanx.checkpoint.report import checkpoint_rows, pins_of
     from phalanx.cli.named import place_of
 
-    rows = checkpoint_rows(place_of(job, overrides or (), context).store, dead=show_all)
+    place = place_of(job, overrides or (), context)
+    rows = checkpoint_rows(place.store, dead=show_all, pins=pins_of(place))
     if as_json:
         print_json({"checkpoints": [dataclasses.asdict(row) for row in rows]})
         return
     table = [
-        (str(row.attempt), str(row.step), str(row.world_size or "?"), size(row.num_bytes), row.why_dead or "live")
+        (str(row.attempt), str(row.step), str(row.world_size or "?"), size(row.num_bytes), row.state, measured(row))
         for row in rows
     ]
-    print_table(("attempt", "step", "ranks", "size", "state"), table, "checkpoints")
+    print_table(("attempt", "step", "ranks", "size", "state", "measured"), table, "checkpoints")

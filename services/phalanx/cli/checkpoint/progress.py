@@ -1,9 +1,13 @@
-"""How `checkpoint` commands show bytes."""
+"""How `checkpoint` commands show bytes and measurements."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from phalanx.checkpoint.report import CheckpointRow
 
 
 @contextmanager
@@ -27,3 +31,8 @@ def size(num_bytes: int) -> str:
     from rich.filesize import decimal
 
     return decimal(num_bytes)
+
+
+def measured(row: CheckpointRow) -> str:
+    """The metrics of a checkpoint: loss 2.31."""
+    return ", ".join(f"{name} {value:.5g}" for name, value in sorted(row.metrics.items()))
