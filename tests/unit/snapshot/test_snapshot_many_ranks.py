@@ -11,7 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from saved_job import draft, open_attempt
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from saved_job import draft, open_attempt, tilings
 from support.checkpoints import COLUMNS, ROWS, restores, values_of, write_parts
 from support.dying import every_death
 
@@ -26,6 +28,7 @@ from phalanx.lineage.lists import MOST_NAMED, REFS_A_LIST, decode_refs, encoded_
 from phalanx.objects import ObjectStore, open_store
 from phalanx.snapshot import DamagedCheckpoint, commit
 from phalanx.snapshot.commit import root_of
+from phalanx.snapshot.coverage import coverage_fault, tiles
 from phalanx.snapshot.index import read_needed
 from phalanx.snapshot.restore import restore
 from phalanx.snapshot.tally import Tally
@@ -75,6 +78,22 @@ def test_root_of_16384_parts_and_records_stays_small() -> None:
 def _fields() -> Iterator[object]:
     head = draft(1, 5)
     return (getattr(head, name) for name in list(Manifest.__dataclass_fields__)[:11])
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=3).map(tuple), st.data())
+def test_tiles_says_of_any_boxes_what_the_sweep_says(shape: tuple[int, ...], data: st.DataObject) -> None:
+    boxes = data.draw(tilings(shape))
+    change = data.draw(st.sampled_from(["none", "twice", "missing", "moved"]))
+    at = data.draw(st.integers(0, len(boxes) - 1))
+    if change == "twice":
+        boxes.append(boxes[at])
+    elif change == "missing":
+        del boxes[at]
+    elif change == "moved":
+        boxes[at] = Box((boxes[at].offset[0] + 1, *boxes[at].offset[1:]), boxes[at].shape)
+    columns = [np.array([getattr(box, name) for box in boxes]).reshape(-1, len(shape)) for name in ("offset", "shape")]
+    assert tiles(shape, *columns) == (coverage_fault(shape, boxes) is None)
 
 
 @pytest.mark.parametrize("change", [b"", b"[]", b'{"refs":[1]}', b'{"format":"phalanx.refs/1","refs":[]} '])
