@@ -17,6 +17,7 @@ from phalanx.objects.base import ObjectExists, ObjectMissing, ObjectStore
 
 NUM_WRITERS, NUM_TIMED = 20, 10
 _RACE_BYTES = 4096
+_PARTS = "large objects in parts"
 Promise = Literal["full", "single-writer", "unusable"]
 
 
@@ -57,6 +58,11 @@ class ProbeReport:
             return "unusable"
         return "full" if self.ok("create-only") and self.ok("create-only, empty") else "single-writer"
 
+    @property
+    def puts_whole(self) -> bool:
+        """Whether large objects go up in one put, because uploads in parts are not create-only here."""
+        return self.ok(_PARTS) is False
+
 
 def probe(store: ObjectStore) -> ProbeReport:
     """Tries `store`. Raises StoreDenied or StoreError where not even the first object can be written or removed."""
@@ -70,7 +76,7 @@ def probe(store: ObjectStore) -> ProbeReport:
             _check("list after write", lambda: _list_after_write(place)),
             _check("create-only", lambda: _race(place, "race", _RACE_BYTES)),
             _check("create-only, empty", lambda: _empty_over_full(place)),
-            _check("large objects in parts", lambda: _parts(place)),
+            _check(_PARTS, lambda: _parts(place)),
             _check("delete", lambda: _delete(place)),
         )
         create_s = _median_s(lambda index: place.create(f"time/{index}", b"1234"))

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
 
 VERDICTS = {
     "full": "full: commits are safe even when several programs write here at once",
-    "single-writer": "single-writer: no working create-only put, so only one run of a job at a time is safe here",
+    "single-writer": "single-writer: no working create-only put, so only one run of a job at a time is safe here; "
+    "of a submitted job the checkpoint service's database decides which commits count",
     "unusable": "unusable: bytes written here are not safe",
 }
+PUTS_WHOLE = "weaker mode: uploads in parts are not create-only, so each object is one put, of at most 5 GiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ def doctor(
 
 
 def _as_json(facts: MachineFacts, report: ProbeReport | None) -> dict[str, object]:
-    storage = None if report is None else asdict(report) | {"promise": report.promise}
+    storage = None if report is None else asdict(report) | {"promise": report.promise, "puts_whole": report.puts_whole}
     return {"machine": asdict(facts), "storage": storage}
 
 
@@ -97,6 +99,8 @@ def _show(facts: MachineFacts, report: ProbeReport | None) -> None:
     if report is not None:
         print_table(("", "works", "seen"), _probe_rows(report), report.url)
         typer.secho(VERDICTS[report.promise], fg="green" if report.promise == "full" else "red")
+        if report.puts_whole:
+            typer.secho(PUTS_WHOLE, fg="yellow")
 
 
 def _machine_rows(facts: MachineFacts) -> dict[str, object]:

@@ -16,7 +16,7 @@ from phalanx.objects import open_store
 from phalanx.rpc import Database, Role, connect, write_config
 from phalanx.rpc.testing import Cluster, make_cluster
 
-READY_S, END_S = 30.0, 30.0
+READY_S, END_S = 120.0, 30.0
 
 
 class Service:
@@ -45,11 +45,16 @@ class Service:
         )
         write_config(self._config, config)
 
+    def spawn(self, *program: str) -> subprocess.Popen[bytes]:
+        """Starts it, or another program with its file, and returns at once."""
+        with (self.folder / "log").open("ab") as log:
+            command = [sys.executable, *(program or ("-m", "phalanx.checkpoint")), "--config", str(self._config)]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        return self.process
+
     def start(self) -> None:
         """Starts it, and returns once it serves."""
-        with (self.folder / "log").open("ab") as log:
-            command = [sys.executable, "-m", "phalanx.checkpoint", "--config", str(self._config)]
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        self.spawn()
         credentials = self.cluster.credentials(Role.VIEWER, name="probe")
 
         with connect("checkpoint", self.address, credentials) as channel:
