@@ -108,7 +108,7 @@ class Lease:
 
 
 @contextmanager
-def leased(store: ObjectStore, ref: CheckpointRef, purpose: str, *, renew_s: float = RENEW_S) -> Iterator[None]:
+def leased(store: ObjectStore, ref: CheckpointRef, purpose: str, *, renew_s: float = RENEW_S) -> Iterator[Lease]:
     """Inside the block no collector removes the checkpoint `ref` of the job whose root `store` is. Read its manifest
     inside too: one that is not there is not made to be.
 
@@ -123,7 +123,7 @@ def leased(store: ObjectStore, ref: CheckpointRef, purpose: str, *, renew_s: flo
             renewing.start()
         was_there = _has_manifest(store, ref)
         try:
-            yield
+            yield lease
         except Exception as error:
             if was_there and not _has_manifest(store, ref):
                 raise _removed(store, ref) from error

@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 import xxhash
 
 from phalanx.lineage import CheckpointRef, DamagedObject, ForkPoint, Lineage, Manifest, ObjectRef, journal_digest, keys
+from phalanx.lineage.leases import leased
 from phalanx.objects import ObjectExists, ObjectMissing, ObjectStore
 from phalanx.snapshot.commit import root_of
 from phalanx.snapshot.errors import DamagedCheckpoint
@@ -47,8 +48,17 @@ def import_checkpoint(
     lineage.open_import(origin, code_digest=code_digest, identity_digest=identity_digest)
     if imported(lineage, origin):
         return
-    manifest = Lineage(source).manifest(CheckpointRef(origin.attempt, origin.step))
-    to = _ref(origin)
+    copied = CheckpointRef(origin.attempt, origin.step)
+    with leased(source, copied, "fork"):
+        manifest, refs, tally = _copied(source, copied, target, _ref(origin))
+    lineage.commit(root_of(lineage, _manifest(manifest, _ref(origin), identity_digest), refs, (), tally))
+
+
+def _copied(
+    source: ObjectStore, ref: CheckpointRef, target: ObjectStore, to: CheckpointRef
+) -> tuple[Manifest, list[ObjectRef], Tally]:
+    """All objects and parts of a checkpoint, copied under `to`: its manifest, the new parts, and what they hold."""
+    manifest, lineage = Lineage(source).manifest(ref), Lineage(target)
     refs: list[ObjectRef] = []
     tally = Tally()
     with ThreadPoolExecutor(NUM_READERS) as pool:
@@ -57,7 +67,7 @@ def import_checkpoint(
             list(pool.map(lambda move: _copy(source, move[0], target, move[1]), moves))
             refs.append(_put_part(lineage, _moved_part(part, to), to))
             tally.add(part)
-    lineage.commit(root_of(lineage, _manifest(manifest, to, identity_digest), refs, (), tally))
+    return manifest, refs, tally
 
 
 def _ref(origin: ForkPoint) -> CheckpointRef:

@@ -14,7 +14,7 @@ from phalanx.checkpoint.report import checkpoint_rows
 from phalanx.checkpoint.retention import Policy
 from phalanx.cli.main import app
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage import CheckpointRef, Lineage
+from phalanx.lineage import CheckpointRef, Lineage, keys
 from phalanx.lineage.events import EventLog, EventType, JobEvent, JobState
 from phalanx.objects import open_store
 
@@ -91,3 +91,33 @@ def test_prune_by_hand_of_a_submitted_job_needs_its_cluster_and_keeps_its_pins(r
     assert PinLog(root).create(job.name, PinDecision(1, "pin", 1, 2, "why not", "r", "me"))
     report = run(store.url, "--cluster", root.url, "--grace", "0", "--keep-latest", "1")
     assert report["removals"] == [] and report["kept"][0]["why"] == "pinned: why not"
+
+
+def test_prune_by_hand_explains_best_and_speculative_ones_and_promotes_without_services(root):
+    """Case 4: each deletion and each keep has its reason; a dry run stores no promotion, a prune does."""
+    spec = {"keep_latest_k": 1, "keep_best_m": 1, "keep_best_by": "validation_loss", "speculative_healthy_steps": 3}
+    store = root.within("projects/p/jobs/alone")
+    Lineage(store).create_job(
+        request_id="r", spec=spec_of("alone", root.url, **spec), identity={}, identity_digest=IDENTITY
+    )
+    open_attempt(store)
+    for step in range(2, 13, 2):
+        metrics = {"validation_loss": 10.0 - step if step in (2, 4) else 20.0}
+        speculative = step in (6, 8, 10)
+        save(store, CheckpointRef(1, step), first_step=step - 1, loss=2.0, speculative=speculative, metrics=metrics)
+    told = run(store.url, "--dry-run")
+    kept = {each["ref"]["step"]: each["why"] for each in told["kept"]}
+    assert kept == {
+        4: "among the best 1 by validation_loss (checkpoint.keep_best_m): 6",
+        8: "the last speculative checkpoint that was found healthy",
+        10: "the speculative checkpoint that is next to be found healthy",
+        12: "the newest live checkpoint",
+    }
+    assert {each["ref"]["step"]: each["why"] for each in told["removals"]} == {
+        2: "older than the newest 1 (checkpoint.keep_latest_k)",
+        6: "speculative, and older than the last one that was found healthy, attempt 1 step 8",
+    }
+    promoted = keys.promoted(CheckpointRef(1, 8))
+    assert not any(store.list(promoted))
+    run(store.url, "--grace", "0")
+    assert any(store.list(promoted)) and {ref.step for ref in Lineage(store).checkpoints()} == kept.keys()
