@@ -1,0 +1,209 @@
+"""Which tensor of a source becomes which tensor of the checkpoint, and everything that stands against it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from phalanx.checkpoint.importing.config import config_problems
+from phalanx.checkpoint.importing.parameters import (
+    HEADS,
+    MOMENTS,
+    Meaning,
+    is_optimizer,
+    is_setting,
+    meaning_of,
+    shapes_of,
+)
+from phalanx.checkpoint.importing.source import Source, SourceTensor
+from phalanx.core.errors import PhalanxError, Problems
+from phalanx.models.args import DecoderArgs
+
+Rotary = Literal["half", "interleaved"]
+_OUTPUT = "output.weight"
+_FLOATS = ("float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True)
+class MappedTensor:
+    """A tensor of the checkpoint, fp32. source: whose values it has; None: zeros. head_dim: where given, the rows of
+    each head of that many are reordered, from pairs that lie side by side to pairs of halves.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    source: SourceTensor | None
+    head_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ImportPlan:
+    """An import as it will be. steps: tensors that hold the number of updates, to be read. left_out: names of the
+    source that are not used. same: pairs that must hold the same values, of which one is used.
+    """
+
+    tensors: tuple[MappedTensor, ...]
+    steps: tuple[SourceTensor, ...]
+    left_out: tuple[str, ...]
+    same: tuple[tuple[SourceTensor, SourceTensor], ...]
+    rotary: Rotary
+    with_optimizer: bool
+
+
+def planned(
+    source: Source,
+    args: DecoderArgs,
+    *,
+    rotary: Rotary | None = None,
+    with_optimizer: bool = True,
+    leave_out: Collection[str] = (),
+) -> ImportPlan:
+    """The tensors of a checkpoint of the decoder `args`, from those of `source`.
+
+    rotary: how the source pairs the elements of a head; None: as its names say. with_optimizer: False begins with an
+    optimizer's zeros. leave_out: names of the source that are not needed, each spelt out.
+    Raises Problems that list everything that is missing, unknown, of another shape or type, or configured otherwise.
+    """
+    shapes = shapes_of(args)
+    found = _Found(source, frozenset({*shapes, _OUTPUT}), with_optimizer, set(leave_out))
+    problems = [*config_problems(source, args), *found.problems]
+    pairing, rotary_problems = _rotary(source, found, rotary)
+    problems += rotary_problems
+    if with_optimizer and not any(is_optimizer(name) for name in source.tensors):
+        problems.append(
+            PhalanxError(
+                source.url,
+                expected="the state of an optimizer (optimizer.state.<parameter>.exp_avg, exp_avg_sq, step)",
+                remedy="import it with --without-optimizer: AdamW then begins anew",
+            )
+        )
+        with_optimizer = False
+    parts = ("model", *MOMENTS) if with_optimizer else ("model",)
+    problems += [problem for part in parts for problem in found.missing(shapes, part)]
+    problems += found.mismatches(shapes)
+    if problems:
+        raise Problems(source.url, problems)
+    heads = args.head_dim if pairing == "interleaved" else None
+    tensors = [
+        MappedTensor(
+            f"model.{name}" if part == "model" else f"optim.{name}.{part}",
+            shape,
+            found.by_meaning.get((name, part)) if part in parts else None,
+            heads if HEADS.fullmatch(name) else None,
+        )
+        for part in ("model", *MOMENTS)
+        for name, shape in shapes.items()
+    ]
+    steps = tuple(tensor for (_, part), tensor in found.by_meaning.items() if part == "step" and with_optimizer)
+    return ImportPlan(tuple(tensors), steps, found.left_out(args), found.same(args), pairing, with_optimizer)
+
+
+class _Found:
+    """What the names of a source mean."""
+
+    def __init__(self, source: Source, known: frozenset[str], with_optimizer: bool, leave_out: set[str]) -> None:
+        self._source = source
+        self.by_meaning: dict[tuple[str, str], SourceTensor] = {}
+        self.hugging_face: set[bool] = set()
+        self.problems: list[PhalanxError] = []
+        self._unused = [name for name in source.others if is_setting(name)]
+        for name in sorted(leave_out - {*source.tensors, *source.others}):
+            self.problems.append(
+                PhalanxError("--leave-out", value=name, expected="a name of the source", remedy="see --dry-run")
+            )
+        unknown = [name for name in source.others if not is_setting(name)]
+        for name, tensor in source.tensors.items():
+            meaning = meaning_of(name, known)
+            if name in leave_out or is_setting(name) or (is_optimizer(name) and not with_optimizer):
+                self._unused.append(name)
+            elif meaning is None:
+                unknown.append(name)
+            else:
+                self._take(meaning, tensor)
+        self._unused += [name for name in unknown if name in leave_out]
+        self.problems += [_unknown(name) for name in sorted(unknown) if name not in leave_out]
+
+    def _take(self, meaning: Meaning, tensor: SourceTensor) -> None:
+        key = (meaning.parameter, meaning.part)
+        if key in self.by_meaning:
+            self.problems.append(
+                PhalanxError(
+                    tensor.name,
+                    expected=f"one tensor for {meaning.parameter}, but {self.by_meaning[key].name} is it too",
+                    remedy="choose by --leave-out NAME",
+                )
+            )
+            return
+        self.by_meaning[key] = tensor
+        self.hugging_face.add(meaning.hugging_face)
+
+    def missing(self, shapes: Mapping[str, tuple[int, ...]], part: str) -> Iterator[PhalanxError]:
+        for name in shapes:
+            wanted = (part,) if part == "model" else (part, "step")
+            for each in wanted:
+                if (name, each) not in self.by_meaning and not (each == "step" and part != MOMENTS[0]):
+                    yield PhalanxError(
+                        name if each == "model" else f"{name} {each}",
+                        expected="a tensor for it in the source",
+                        remedy="import from a folder that has it, or correct the job's [model]",
+                    )
+
+    def mismatches(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[PhalanxError]:
+        for (name, part), tensor in self.by_meaning.items():
+            shape = () if part == "step" else shapes.get(name, tensor.shape)
+            if tensor.shape != shape:
+                yield PhalanxError(
+                    tensor.name,
+                    value=f"{tensor.dtype} {list(tensor.shape)}",
+                    expected=f"the shape {list(shape)} of {name}, by the job's [model]",
+                    remedy="correct [model.args], or import another source",
+                )
+            if part != "step" and tensor.dtype not in _FLOATS:
+                yield PhalanxError(
+                    tensor.name,
+                    value=tensor.dtype,
+                    expected=f"one of {', '.join(_FLOATS)}",
+                    remedy="save it in one of these types",
+                )
+
+    def left_out(self, args: DecoderArgs) -> tuple[str, ...]:
+        """Names of the source that the import doesn't use."""
+        tied = [t.name for (name, _), t in self.by_meaning.items() if args.tie_embeddings and name == _OUTPUT]
+        return tuple(sorted(self._unused + tied))
+
+    def same(self, args: DecoderArgs) -> tuple[tuple[SourceTensor, SourceTensor], ...]:
+        """A tied head that the source stores too must be the embedding."""
+        head, table = (self.by_meaning.get((name, "model")) for name in (_OUTPUT, "tok_embeddings.weight"))
+        return ((head, table),) if args.tie_embeddings and head is not None and table is not None else ()
+
+
+def _unknown(name: str) -> PhalanxError:
+    return PhalanxError(
+        name,
+        expected="a name of the built-in decoder, as torchtitan, Hugging Face's Llama or Phalanx has it",
+        remedy=f"if the model can do without it: --leave-out {name}",
+    )
+
+
+def _rotary(source: Source, found: _Found, given: Rotary | None) -> tuple[Rotary, list[PhalanxError]]:
+    """How the source pairs the elements of a head: Hugging Face's names say so, others' don't."""
+    if found.hugging_face == {True}:
+        if given == "interleaved":
+            wrong = PhalanxError(
+                "--rotary",
+                value=given,
+                expected="half: Hugging Face's Llama pairs the halves of a head, by its names",
+                remedy="leave it out",
+            )
+            return "half", [wrong]
+        return "half", []
+    if given is None:
+        missing = PhalanxError(
+            "--rotary",
+            expected="how the source pairs the elements of a head, which its names don't say: interleaved (torchtitan, "
+            "Meta's Llama) or half (Phalanx, Hugging Face)",
+            remedy="give --rotary interleaved or --rotary half",
+        )
+        return "half", [missing]
+    return given, []

@@ -1,0 +1,90 @@
+"""Names that others give to what a checkpoint of the built-in decoder holds, and its shapes. Pure, no torch."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from phalanx.core.errors import PhalanxError
+from phalanx.models.args import DecoderArgs
+from phalanx.models.hugging_face import name_from_hugging_face
+
+MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+_STATE: Final = re.compile(r"(?:optimizer|optim)\.state\.(.+)\.(\w+)")
+_SETTINGS: Final = re.compile(r"(optimizer|optim)\.param_groups\..+|(lr_scheduler|dataloader|train_state)(\..+)?")
+_TABLES: Final = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|freqs_cis|rope\.cache)")
+_WRAPPERS: Final = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+HEADS: Final = re.compile(r"layers\.\d+\.attention\.(wq|wk)\.weight")
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a tensor of a source is. parameter: its canonical name. part: `model`, a moment, or `step` (the number of
+    updates). hugging_face: whether the name is one of Hugging Face's.
+    """
+
+    parameter: str
+    part: str
+    hugging_face: bool
+
+
+def shapes_of(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
+    """The parameters of a decoder and their shapes, tied ones once (docs/formats/checkpoint.md)."""
+    dim, queries, keys = args.dim, args.n_heads * args.head_dim, args.n_kv_heads * args.head_dim
+    block: dict[str, tuple[int, ...]] = {
+        "attention.wq": (queries, dim),
+        "attention.wk": (keys, dim),
+        "attention.wv": (keys, dim),
+        "attention.wo": (dim, queries),
+        "feed_forward.w1": (args.ffn_dim, dim),
+        "feed_forward.w2": (dim, args.ffn_dim),
+        "feed_forward.w3": (args.ffn_dim, dim),
+        "attention_norm": (dim,),
+        "ffn_norm": (dim,),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"tok_embeddings.weight": (args.vocab_size, dim)}
+    for layer in range(args.n_layers):
+        shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in block.items()}
+    shapes["norm.weight"] = (dim,)
+    if not args.tie_embeddings:
+        shapes["output.weight"] = (args.vocab_size, dim)
+    return shapes
+
+
+def meaning_of(name: str, known: frozenset[str]) -> Meaning | None:
+    """What a source's tensor is, by the names of torchtitan, of Hugging Face or of Phalanx; None for another's.
+
+    known: the canonical parameter names, and that of an output head.
+    """
+    for wrapper in _WRAPPERS:
+        name = name.replace(wrapper, "")
+    state = _STATE.fullmatch(name)
+    inner, part = (state[1], state[2]) if state is not None else (name, "model")
+    found = _parameter(inner, known)
+    if found is None or part not in ("model", "step", *MOMENTS):
+        return None
+    return Meaning(found[0], part, found[1])
+
+
+def is_setting(name: str) -> bool:
+    """Whether a source's entry holds settings or counters of another trainer, which a job file says here."""
+    return _SETTINGS.fullmatch(name) is not None or _TABLES.fullmatch(name) is not None
+
+
+def is_optimizer(name: str) -> bool:
+    """Whether a source's tensor is state of an optimizer."""
+    return _STATE.fullmatch(name) is not None
+
+
+def _parameter(name: str, known: frozenset[str]) -> tuple[str, bool] | None:
+    for inner in (name, name.removeprefix("model.")):
+        if inner in known:
+            return inner, False
+        try:
+            found = name_from_hugging_face(inner)
+        except PhalanxError:
+            continue
+        if found in known:
+            return found, True
+    return None
