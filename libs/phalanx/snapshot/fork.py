@@ -91,6 +91,7 @@ def _manifest(manifest: Manifest, to: CheckpointRef, identity_digest: str) -> Ma
         attempt=to.attempt,
         identity_digest=identity_digest,
         journal_digest=journal_digest(()),
+        speculative=False,  # where a job begins is none of its speculations
         records=(),
         parts=(),
         part_lists=(),

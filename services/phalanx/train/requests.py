@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, Lineage
 from phalanx.lineage.events import EventType, JobState
+from phalanx.lineage.leases import leased
 from phalanx.lineage.registry import JobName, Origin, RegisteredJob
 from phalanx.rpc.errors import AlreadyExists, FailedPrecondition, NotFound
 from phalanx.spec import Job as Spec
@@ -83,7 +85,9 @@ class Requests:
                 remedy="raise it, or start from an earlier checkpoint",
             )
         origin = Origin(source.project, source.uid, ref.attempt, ref.step)
-        return self._take(asked, after, origin, dry_run=dry_run)
+        # Registered under a lease, a fork is seen by whoever would remove its origin, or sees that it is being removed.
+        with nullcontext() if dry_run else leased(self._book.store(source), ref, "fork"):
+            return self._take(asked, after, origin, dry_run=dry_run)
 
     def _free_name(self, asked: Asked, source: JobName) -> str:
         """The source's name with a number; the same again for the same request."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,10 @@ from phalanx.core.box import Box, HeldTensor
 from phalanx.core.digest import sha256
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, ForkPoint, Lineage, LoaderState, Manifest, keys
+from phalanx.lineage.encoding import decode, encode
+from phalanx.lineage.lease_book import LeaseBook
 from phalanx.objects import ObjectStore, open_store
-from phalanx.objects.faults import FaultyStore, fail_after, fail_before, number_is
+from phalanx.objects.faults import Fault, FaultyStore, fail_after, fail_before, number_is, on
 from phalanx.snapshot import DamagedCheckpoint, commit, load
 from phalanx.snapshot.fork import import_checkpoint
 from phalanx.snapshot.verify import verify
@@ -75,6 +78,19 @@ def test_copy_holds_the_same_tensors_under_the_new_identity(source: ObjectStore,
     assert attempt.placement["import"]["uid"] == "first" and attempt.parent is None
     child = lineage.open_attempt(code_digest=CODE, identity_digest=NEW, placement={})
     assert child.number == 2 and child.parent == ref
+
+
+def test_copy_has_a_lease_on_its_origin_and_is_a_regular_checkpoint(source: ObjectStore, tmp_path: Path) -> None:
+    """Case 4: retention spares what is being copied, whoever copies it where."""
+    key = keys.manifest(CheckpointRef(2, 6))
+    data = source.read(key)
+    source.delete(key)
+    source.create(key, encode(replace(decode(Manifest, key, data), speculative=True)))
+    target, seen = target_at(tmp_path), []
+    look = Fault(on("commit", "objects/"), before=lambda _: seen.append(LeaseBook(source).readers()))
+    fork(source, FaultyStore(target, [look]))
+    assert seen and all(CheckpointRef(2, 6) in readers for readers in seen) and LeaseBook(source).readers() == {}
+    assert not Lineage(target).manifest(CheckpointRef(1, 6)).speculative
 
 
 def test_copy_passes_verification(source: ObjectStore, tmp_path: Path) -> None:
