@@ -33,7 +33,7 @@ def job_of(folder: Path, **args: object) -> Job:
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """Tensors by canonical parameter name: fp32 weights and moments, all different."""
+    """Tensors by canonical parameter name: fp32 weights and moments, all different, such as training has them."""
 
     args: DecoderArgs
     weights: Mapping[str, torch.Tensor]
@@ -45,10 +45,10 @@ class Foreign:
         """Random ones of the shapes of the job's decoder."""
         args = DecoderArgs.of(job.model.decoder)
         draw = torch.Generator().manual_seed(1)
-        kinds = [
-            {name: torch.randn(shape, generator=draw) for name, shape in shapes_of(args).items()} for _ in range(3)
-        ]
-        return cls(args, *kinds)
+        weights, first, second = (
+            {name: torch.randn(shape, generator=draw) / 50 for name, shape in shapes_of(args).items()} for _ in range(3)
+        )
+        return cls(args, weights, first, {name: each.abs() for name, each in second.items()})
 
     def tensors(self, *, with_optimizer: bool = True) -> dict[str, np.ndarray]:
         """As `phalanx.snapshot.load` gives the checkpoint in which they are."""

@@ -428,7 +428,7 @@ class Lineage:
             raise PhalanxError(
                 f"job at {self._store.url}",
                 expected=f"a checkpoint to start from, at least the copy of {job.origin}",
-                remedy="fork again: under this name where the copy was not finished, under another where it is damaged",
+                remedy="fork or import again: under this name if that was not finished, under another if it is damaged",
             )
 
     def _inherited(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import typer
 
-from phalanx.cli.checkpoint import diff, export, ls, pin, prune, show, verify
+from phalanx.cli.checkpoint import diff, export, importing, ls, pin, prune, show, verify
 
 
 def register(app: typer.Typer) -> None:
     """Adds the `checkpoint` group to the command line."""
-    group = typer.Typer(no_args_is_help=True, help="List, show, verify, compare, export, keep and remove checkpoints.")
-    for command in (ls, show, verify, diff, export, prune, pin):
+    group = typer.Typer(
+        no_args_is_help=True, help="List, show, verify, compare, export, import, keep and remove checkpoints."
+    )
+    for command in (ls, show, verify, diff, export, importing, prune, pin):
         command.register(group)
     app.add_typer(group, name="checkpoint")
