@@ -1,20 +1,30 @@
 """Copies live tensors into a host buffer that is kept from save to save: the only part of a save for which training
-waits.
+may have to wait.
 
-One buffer, not two: host memory of once the owned bytes is the price that most machines can pay, and a second save that
-begins while the first is being written would compete with it for the same disk or network. So a save waits for the one
-in flight; the trainer's policy (`checkpoint.when_busy`) says whether it begins one then. The buffer is page-locked
-where a tensor lies on an accelerator, so that copies run at the speed of the bus.
+The copy runs in a thread beside whatever only reads the tensors (a forward and backward pass), on an accelerator on a
+stream of its own; whoever is about to change them waits for it first. One buffer, not two: host memory of once the
+owned bytes is the price that most machines can pay, and a second save that begins while the first is being written
+would compete with it for the same disk or network. So a save waits for the one in flight; the trainer's policy
+(`checkpoint.when_busy`) says whether it begins one then. The buffer is page-locked where a tensor lies on an
+accelerator, so that copies run at the speed of the bus; else it asks for huge pages, and can be touched beforehand, as
+the first touch of memory costs more than the copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import mmap
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import nullcontext
 
 import torch
 
 from phalanx.core.box import Box
+from phalanx.snapshot import background
 from phalanx.snapshot.grouping import PlannedObject, buffer_bytes
+
+_TOUCH_BYTES = 32 << 20
 
 
 class HostBuffer:
@@ -22,28 +32,69 @@ class HostBuffer:
 
     def __init__(self) -> None:
         self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._lock = threading.Lock()
 
-    def capture(self, objects: Sequence[PlannedObject], sources: Sequence[torch.Tensor]) -> memoryview:
-        """Copies `sources[box.index]` (a tensor of the box's shape) of every planned box; every byte is copied at
-        return.
+    def prepare(self, objects: Sequence[PlannedObject], sources: Sequence[torch.Tensor]) -> Future[None]:
+        """Gets the memory for a capture of these and touches it, in the background."""
+        num_bytes, pinned = buffer_bytes(objects), _is_pinned(sources)
 
-        Returns the buffer's memory; object `o`'s data lies at [o.buffer_start, o.buffer_start + o.data_bytes). Valid
-        until the next call.
+        def act() -> None:
+            with self._lock:
+                if self._reserve(num_bytes, pinned=pinned) and not pinned:
+                    for start in range(0, num_bytes, _TOUCH_BYTES):
+                        self._bytes[start : start + _TOUCH_BYTES].zero_()
+
+        return background.begin(act, "snapshot-prepare")
+
+    def capture(self, objects: Sequence[PlannedObject], sources: Sequence[torch.Tensor]) -> Future[memoryview]:
+        """Begins to copy the header of every planned object and `sources[box.index]` (a tensor of the box's shape) of
+        each of its boxes, as this thread's work so far leaves them. They must not change until the result is there.
+
+        The result is the buffer's memory: object `o` with its header lies at [o.buffer_start, o.buffer_start +
+        o.num_bytes). Valid until the next call.
         """
-        accelerators = {source.device for source in sources if source.device.type != "cpu"}
-        self._reserve(buffer_bytes(objects), pinned=bool(accelerators))
-        with torch.no_grad():
+        assert all(source.device.type in ("cpu", "cuda") for source in sources), "no stream is known for this device"
+        devices = {source.device for source in sources if source.device.type == "cuda"}
+        marks = {device: torch.cuda.current_stream(device).record_event() for device in devices}
+        return background.begin(lambda: self._capture(objects, sources, marks), "snapshot-capture")
+
+    def _capture(
+        self,
+        objects: Sequence[PlannedObject],
+        sources: Sequence[torch.Tensor],
+        marks: Mapping[torch.device, torch.cuda.Event],
+    ) -> memoryview:
+        with self._lock, torch.no_grad():
+            self._reserve(buffer_bytes(objects), pinned=bool(marks))
+            memory: memoryview = self._bytes.numpy().data
+            for planned in objects:
+                memory[planned.buffer_start : planned.data_start] = planned.header
+            streams = {device: self._stream(device) for device in marks}
+            for device, side in streams.items():
+                side.wait_event(marks[device])
             for planned in objects:
                 for box, start in planned.boxes:
-                    self._copy(planned.buffer_start + start, sources[box.index])
-        for device in accelerators:
-            torch.accelerator.synchronize(device)
-        return self._bytes.numpy().data
+                    source = sources[box.index]
+                    stream = streams.get(source.device)
+                    with nullcontext() if stream is None else torch.cuda.stream(stream):
+                        self._copy(planned.data_start + start, source)
+            for side in streams.values():
+                side.synchronize()
+            return memory
 
-    def _reserve(self, num_bytes: int, *, pinned: bool) -> None:
-        if self._bytes.numel() < num_bytes or (pinned and not self._bytes.is_pinned()):
-            self._bytes = torch.empty(0, dtype=torch.uint8)
-            self._bytes = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=pinned)
+    def _stream(self, device: torch.device) -> torch.cuda.Stream:
+        if device not in self._streams:
+            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        return self._streams[device]
+
+    def _reserve(self, num_bytes: int, *, pinned: bool) -> bool:
+        """Makes room; whether the memory is new, and so untouched where it is not page-locked."""
+        if self._bytes.numel() >= num_bytes and not (pinned and not self._bytes.is_pinned()):
+            return False
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._bytes = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) if pinned else _mapped(num_bytes)
+        return True
 
     def _copy(self, start: int, source: torch.Tensor) -> None:
         stop = start + source.numel() * source.element_size()
@@ -54,3 +105,14 @@ class HostBuffer:
 def cut(local: torch.Tensor, held: Box, wanted: Box) -> torch.Tensor:
     """The view of `local`, which holds the box `held`, that is the box `wanted` (global indices)."""
     return local.detach()[held.slices_of(wanted)] if held.shape else local.detach()
+
+
+def _is_pinned(sources: Sequence[torch.Tensor]) -> bool:
+    return any(source.device.type == "cuda" for source in sources)
+
+
+def _mapped(num_bytes: int) -> torch.Tensor:
+    """Untouched memory of this process, in huge pages where the system has them."""
+    memory = mmap.mmap(-1, max(1, num_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes]

@@ -1,8 +1,8 @@
 """How a rank's boxes are laid out in safetensors objects: which boxes share an object, at which byte, under which
 header. Pure.
 
-The host buffer of a save has the same layout as the objects' data, one object after the other, so that writing an
-object is a header and one contiguous run of memory. Objects stay below `OBJECT_BYTES`, except that a box is never cut:
+The host buffer of a save holds the objects as they are stored, header and data, one after the other, so that each is
+created from one contiguous run of memory. Objects stay below `OBJECT_BYTES`, except that a box is never cut:
 a bigger one is an object of its own. Within an object wide element types come first, so that every tensor is aligned
 for those who map the file. Format: safetensors, https://github.com/huggingface/safetensors#format.
 """
@@ -41,13 +41,23 @@ class OwnedBox:
 class PlannedObject:
     """One object to be: its safetensors header, and its boxes with the byte in the object's data at which each starts.
 
-    buffer_start: where the object's data begins in the host buffer.
+    buffer_start: where the object, header first, begins in the host buffer.
     """
 
     header: bytes
     boxes: tuple[tuple[OwnedBox, int], ...]
     data_bytes: int
     buffer_start: int
+
+    @property
+    def data_start(self) -> int:
+        """Where the object's data begins in the host buffer; aligned as the header's padding leaves it, to 8 bytes."""
+        return self.buffer_start + len(self.header)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the object, header included."""
+        return len(self.header) + self.data_bytes
 
 
 def plan_objects(owned: Sequence[OwnedBox], object_bytes: int = OBJECT_BYTES) -> tuple[PlannedObject, ...]:
@@ -69,13 +79,13 @@ def plan_objects(owned: Sequence[OwnedBox], object_bytes: int = OBJECT_BYTES) ->
     position = 0
     for group in groups:
         planned.append(_planned(group, position))
-        position += -(-planned[-1].data_bytes // _ALIGNMENT) * _ALIGNMENT
+        position += -(-planned[-1].num_bytes // _ALIGNMENT) * _ALIGNMENT
     return tuple(planned)
 
 
 def buffer_bytes(objects: Sequence[PlannedObject]) -> int:
-    """Size of the host buffer that holds all objects' data."""
-    return max((item.buffer_start + item.data_bytes for item in objects), default=0)
+    """Size of the host buffer that holds all objects."""
+    return max((item.buffer_start + item.num_bytes for item in objects), default=0)
 
 
 def entry_name(tensor: str, global_shape: tuple[int, ...], box: Box) -> str:

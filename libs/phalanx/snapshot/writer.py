@@ -1,20 +1,20 @@
-"""Saves what one rank owns of a checkpoint: capture now, upload in a background thread, the part object last.
+"""Saves what one rank owns of a checkpoint: capture now, upload in the background, the part object last.
 
-`save` returns when every byte is in the host buffer, so that the next optimizer step may change the tensors. The upload
-creates its objects one by one (create-only, whole or absent), hashing while writing, and only then the part object that
-lists them. A rank killed anywhere leaves objects that no manifest names. A failed upload is raised by `wait`, or by the
-next `save` where nobody waited.
+`save` returns when every byte is in the host buffer; `begin` returns at once, and the tensors must stay as they are
+until `wait_captured` of what it gives. The upload creates its objects from that buffer (create-only, whole or absent),
+hashing while they are written, and only then the part object that lists them. A rank killed anywhere leaves objects
+that no manifest names. A failed upload is raised by `wait`, or by the next save where nobody waited.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import logging
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 import xxhash
@@ -24,42 +24,77 @@ from phalanx.core.digest import xxh3
 from phalanx.core.errors import OutsideError
 from phalanx.lineage import CheckpointRef, ObjectRef, keys
 from phalanx.objects import ObjectExists, ObjectStore
+from phalanx.snapshot import background
 from phalanx.snapshot.capture import HostBuffer, cut
 from phalanx.snapshot.dtypes import DTYPES
 from phalanx.snapshot.grouping import OBJECT_BYTES, OwnedBox, PlannedObject, plan_objects
 from phalanx.snapshot.owners import owned_box
 from phalanx.snapshot.parts import CHUNK_BYTES, Part, StoredBox, StoredObject, part_bytes
 
-_LOG = logging.getLogger(__name__)
-_WRITE_BYTES = 8 * CHUNK_BYTES
+_NUM_WRITERS = 2  # while one waits for its fsync or its reply, the other is written
+_READ_BYTES = 8 * CHUNK_BYTES
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a save cost: seconds until the tensors were copied, from then until the part object was stored, and bytes of
+    the rank's tensor objects.
+    """
+
+    capture_s: float
+    upload_s: float
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """The part object that a save ended with, and what it cost."""
+
+    part: ObjectRef
+    figures: Figures
 
 
 class PendingSave:
-    """A save whose tensors are captured and whose upload goes on."""
+    """A save that goes on: first its tensors are captured, then they are uploaded."""
 
-    def __init__(self, attempt: int, step: int) -> None:
+    def __init__(self, attempt: int, step: int, captured: Future[memoryview], stored: Future[Stored]) -> None:
         self.attempt, self.step = attempt, step
-        self.result: Future[ObjectRef] = Future()
+        self.captured, self.result = captured, stored
         self.seen = False
 
     def done(self) -> bool:
         """True when the upload has ended, well or badly."""
         return self.result.done()
 
+    def wait_captured(self, deadline_s: float) -> None:
+        """Returns when the tensors are copied and may change. Raises what the copy failed with, or OutsideError past
+        the deadline.
+        """
+        self._outcome(self.captured, deadline_s, "capturing")
+
     def wait(self, deadline_s: float) -> ObjectRef:
         """The part object, once it is stored. Raises what the upload failed with, or OutsideError past the deadline."""
+        part = self._outcome(self.result, deadline_s, "saving").part
+        self.seen = True
+        return part
+
+    @property
+    def figures(self) -> Figures:
+        """What the save cost; only of one that `wait` returned from."""
+        return self.result.result(timeout=0).figures
+
+    def _outcome(self, future: Future[Outcome], deadline_s: float, doing: str) -> Outcome:
         try:
-            part = self.result.result(timeout=deadline_s)
+            return future.result(timeout=deadline_s)
         except FutureTimeout as error:
-            if self.result.done():
+            if future.done():
                 self.seen = True
                 raise
-            raise OutsideError(f"saving step {self.step} was not done within {deadline_s:g} s") from error
+            raise OutsideError(f"{doing} step {self.step} was not done within {deadline_s:g} s") from error
         except Exception:
             self.seen = True
             raise
-        self.seen = True
-        return part
 
 
 class Writer:
@@ -83,6 +118,13 @@ class Writer:
         self._buffer = HostBuffer()
         self._last: PendingSave | None = None
 
+    def prepare(self, tensors: Sequence[HeldTensor]) -> Future[None]:
+        """Gets the host memory that a save of `tensors` needs, in the background, so that the first one does not wait
+        for it. A save that finds it unfinished, or failed, sees to its memory itself.
+        """
+        owned, sources = _owned(tensors)
+        return self._buffer.prepare(plan_objects(owned, self._object_bytes), sources)
+
     def save(
         self,
         attempt: int,
@@ -90,8 +132,20 @@ class Writer:
         tensors: Sequence[HeldTensor],
         records: Callable[[], tuple[ObjectRef, ...]] = tuple,
     ) -> PendingSave:
-        """Captures `tensors` and starts the upload of those boxes that this rank owns. Tensor names must not repeat a
-        box.
+        """As `begin`; returns when the values of now are copied, so that the tensors may change."""
+        pending = self.begin(attempt, step, tensors, records)
+        pending.wait_captured(self._deadline_s)
+        return pending
+
+    def begin(
+        self,
+        attempt: int,
+        step: int,
+        tensors: Sequence[HeldTensor],
+        records: Callable[[], tuple[ObjectRef, ...]] = tuple,
+    ) -> PendingSave:
+        """Begins to capture `tensors` and to upload those boxes that this rank owns. They must not change before
+        `wait_captured` of the result has returned. Tensor names must not repeat a box.
 
         records: called in the background before the part object is written; it stores this rank's step records and
         returns them, and the part hands them on to the manifest.
@@ -101,28 +155,17 @@ class Writer:
         self.finish(self._deadline_s)
         owned, sources = _owned(tensors)
         objects = plan_objects(owned, self._object_bytes)
-        memory = self._buffer.capture(objects, sources)
-        pending = PendingSave(attempt, step)
+        captured = self._buffer.capture(objects, sources)
         head = Part(attempt, step, self._rank, self._world_size, (), ())
-        upload = _Upload(self._store, head, objects, memory, records, self._deadline_s)
-        threading.Thread(target=_settle, args=(pending.result, upload.run), name="snapshot-upload", daemon=True).start()
-        self._last = pending
-        return pending
+        upload = _Upload(self._store, head, objects, captured, records, self._deadline_s)
+        self._last = PendingSave(attempt, step, captured, background.begin(upload.run, "snapshot-upload"))
+        return self._last
 
     def finish(self, deadline_s: float) -> None:
         """Waits for the save in flight, if any; raises its failure unless a `wait` has."""
         last = self._last
         if last is not None and not (last.done() and last.seen):
             last.wait(deadline_s)
-
-
-def _settle(result: Future[ObjectRef], work: Callable[[], ObjectRef]) -> None:
-    """Runs `work` and hands on what comes of it, whatever it is: the thread's owner raises it."""
-    try:
-        result.set_result(work())
-    except BaseException as error:  # noqa: BLE001  (re-raised by wait)
-        _LOG.warning("saving a checkpoint failed: %s", error)
-        result.set_exception(error)
 
 
 def _owned(tensors: Sequence[HeldTensor]) -> tuple[list[OwnedBox], list[torch.Tensor]]:
@@ -153,76 +196,80 @@ class _Upload:
         store: ObjectStore,
         part: Part,
         objects: Sequence[PlannedObject],
-        memory: memoryview,
+        captured: Future[memoryview],
         records: Callable[[], tuple[ObjectRef, ...]],
         deadline_s: float,
     ) -> None:
-        self._store, self._part, self._objects, self._memory, self._records = store, part, objects, memory, records
-        self._end = time.monotonic() + deadline_s
-        self._deadline_s = deadline_s
+        self._store, self._part, self._objects, self._captured, self._records = store, part, objects, captured, records
+        self._began = time.monotonic()
+        self._deadline_s, self._end = deadline_s, self._began + deadline_s
+        self._ref = CheckpointRef(part.attempt, part.step)
 
-    def run(self) -> ObjectRef:
-        """Creates all objects, then the part object; returns the latter."""
-        head, stored, boxes = self._part, [], []
-        ref = CheckpointRef(head.attempt, head.step)
-        for number, planned in enumerate(self._objects):
-            key = keys.tensors(ref, keys.number(head.rank), number)
-            stored.append(self._create(key, planned))
-            boxes += [self._stored_box(key, planned, box, start) for box, start in planned.boxes]
-        records = self._records()
-        part = dataclasses.replace(head, objects=tuple(stored), boxes=tuple(boxes), records=records)
-        key, data = keys.part(ref, part.rank), part_bytes(part)
+    def run(self) -> Stored:
+        """Creates all objects, then the part object."""
+        memory = self._captured.result()
+        captured = time.monotonic()
+        created = background.each(
+            lambda number: self._create(number, memory), len(self._objects), _NUM_WRITERS, "snapshot-write"
+        )
+        objects = tuple(stored for stored, _ in created)
+        boxes = tuple(box for _, boxes in created for box in boxes)
+        part = dataclasses.replace(self._part, objects=objects, boxes=boxes, records=self._records())
+        key, data = keys.part(self._ref, part.rank), part_bytes(part)
         self._check_time()
         try:
             self._store.create(key, data)
         except ObjectExists:
             if self._store.read(key) != data:
-                raise OutsideError(
-                    f"{key} exists with other content: two processes write as the same rank of one attempt"
-                ) from None
-        return ObjectRef(key, len(data), xxh3(data))
+                raise _not_ours(key) from None
+        num_bytes = sum(item.num_bytes for item in objects)
+        figures = Figures(captured - self._began, time.monotonic() - captured, num_bytes)
+        return Stored(ObjectRef(key, len(data), xxh3(data)), figures)
 
-    def _create(self, key: str, planned: PlannedObject) -> StoredObject:
-        data = self._memory[planned.buffer_start : planned.buffer_start + planned.data_bytes]
-        digest = xxhash.xxh3_128()
-        num_bytes = len(planned.header) + planned.data_bytes
+    def _create(self, number: int, memory: memoryview) -> tuple[StoredObject, list[StoredBox]]:
+        """Object `number`, straight from memory: the store takes it whole or not at all, while it is hashed."""
+        planned = self._objects[number]
+        key = keys.tensors(self._ref, keys.number(self._part.rank), number)
+        data = memory[planned.buffer_start : planned.buffer_start + planned.num_bytes]
+        self._check_time()
+        hashed = background.begin(lambda: _hashed(key, planned, data), "snapshot-hash")
         try:
-            with self._store.writer(key) as writer:
-                digest.update(planned.header)
-                writer.write(planned.header)
-                for start in range(0, len(data), _WRITE_BYTES):
-                    self._check_time()
-                    piece = data[start : start + _WRITE_BYTES]
-                    digest.update(piece)
-                    writer.write(piece)
-                writer.commit()
+            self._store.create(key, data)
         except ObjectExists:
-            self._check_own(key, planned.header, data)
-            digest = xxhash.xxh3_128(planned.header)
-            digest.update(data)
-        return StoredObject(key, num_bytes, f"xxh3:{digest.hexdigest()}", len(planned.header))
+            self._check_own(key, data)
+        return hashed.result()
 
-    def _check_own(self, key: str, header: bytes, data: memoryview) -> None:
+    def _check_own(self, key: str, data: memoryview) -> None:
         """The object is there already: after a lost reply it is our own, with our bytes; otherwise somebody else writes
         as we do.
         """
-        same = (
-            self._store.info(key).num_bytes == len(header) + len(data)
-            and self._store.read(key, 0, len(header)) == header
-        )
-        for start in range(0, len(data) if same else 0, _WRITE_BYTES):
+        same = self._store.info(key).num_bytes == len(data)
+        for start in range(0, len(data) if same else 0, _READ_BYTES):
             self._check_time()
-            piece = data[start : start + _WRITE_BYTES]
-            same = same and self._store.read(key, len(header) + start, len(piece)) == piece
+            piece = data[start : start + _READ_BYTES]
+            same = same and self._store.read(key, start, len(piece)) == piece
         if not same:
-            raise OutsideError(f"{key} exists with other content: two processes write as the same rank of one attempt")
-
-    def _stored_box(self, key: str, planned: PlannedObject, box: OwnedBox, start: int) -> StoredBox:
-        first = planned.buffer_start + start
-        data = self._memory[first : first + box.num_bytes]
-        chunks = tuple(xxhash.xxh3_64_hexdigest(data[at : at + CHUNK_BYTES]) for at in range(0, len(data), CHUNK_BYTES))
-        return StoredBox(box.tensor, box.dtype, box.global_shape, box.box, key, start, CHUNK_BYTES, chunks)
+            raise _not_ours(key)
 
     def _check_time(self) -> None:
         if time.monotonic() > self._end:
             raise OutsideError(f"saving step {self._part.step} took longer than its deadline of {self._deadline_s:g} s")
+
+
+def _hashed(key: str, planned: PlannedObject, data: memoryview) -> tuple[StoredObject, list[StoredBox]]:
+    """Digests of an object's bytes and of every chunk of its boxes, in one pass over the memory."""
+    digest, boxes = xxhash.xxh3_128(planned.header), []
+    for box, start in planned.boxes:
+        first, chunks = len(planned.header) + start, []
+        for at in range(first, first + box.num_bytes, CHUNK_BYTES):
+            piece = data[at : min(at + CHUNK_BYTES, first + box.num_bytes)]
+            digest.update(piece)
+            chunks.append(xxhash.xxh3_64_hexdigest(piece))
+        boxes.append(
+            StoredBox(box.tensor, box.dtype, box.global_shape, box.box, key, start, CHUNK_BYTES, tuple(chunks))
+        )
+    return StoredObject(key, planned.num_bytes, f"xxh3:{digest.hexdigest()}", len(planned.header)), boxes
+
+
+def _not_ours(key: str) -> OutsideError:
+    return OutsideError(f"{key} exists with other content: two processes write as the same rank of one attempt")

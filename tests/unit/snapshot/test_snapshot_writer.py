@@ -4,6 +4,7 @@ every moment.
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -32,7 +33,7 @@ def test_save_with_one_passing_store_error_is_told_and_the_next_one_works(tmp_pa
     store = file_store(tmp_path)
     attempt = open_attempt(store)
     tensors = some_tensors()
-    writer = Writer(FaultyStore(store, [fail_before(on("commit", nth=0), StoreError("injected"))]), 0, 1)
+    writer = Writer(FaultyStore(store, [fail_before(on("create", "objects/", nth=0), StoreError("injected"))]), 0, 1)
     with pytest.raises(StoreError, match="injected"):
         writer.save(attempt, 5, whole_of(tensors)).wait(30)
     writer.save(attempt, 6, whole_of(tensors)).wait(30)
@@ -55,7 +56,7 @@ def test_failure_that_nobody_awaited_is_raised_by_the_next_save_once(tmp_path: P
 def test_save_is_pending_until_the_upload_ends(tmp_path: Path) -> None:
     gate = threading.Event()
     store = file_store(tmp_path)
-    writer = Writer(FaultyStore(store, [delay(on("commit"), lambda: gate.wait(60))]), 0, 1)
+    writer = Writer(FaultyStore(store, [delay(on("create", "objects/"), lambda: gate.wait(60))]), 0, 1)
     pending = writer.save(open_attempt(store), 5, whole_of(some_tensors()))
     assert not pending.done()
     with pytest.raises(OutsideError, match="within"):
@@ -65,11 +66,81 @@ def test_save_is_pending_until_the_upload_ends(tmp_path: Path) -> None:
     assert pending.done()
 
 
+def test_save_tensors_changed_right_after_it_returns_holds_the_values_of_the_call(tmp_path: Path) -> None:
+    """Case 2: whether it returns after the copy, or the copy is waited for."""
+    store = file_store(tmp_path)
+    attempt = open_attempt(store)
+    writer = Writer(store, 0, 1)
+    for step, is_begun in ((1, False), (2, True)):
+        tensor = torch.full((3_000_000,), float(step))
+        held = whole_of({"t": tensor})
+        pending = writer.begin(attempt, step, held) if is_begun else writer.save(attempt, step, held)
+        if is_begun:
+            pending.wait_captured(30)
+        tensor.fill_(-1.0)
+        part = pending.wait(30)
+        commit(Lineage(store), store, draft(attempt, step), 1, 30, expected={0: part})
+        assert (load(store.url, step)["t"] == float(step)).all()
+        assert pending.figures.num_bytes > tensor.nbytes and pending.figures.upload_s >= 0
+
+
+def test_begun_save_returns_before_the_copy_which_is_waited_for_until_a_deadline(tmp_path: Path) -> None:
+    """Case 2: begun, a save says by `wait_captured` when tensors may change."""
+    store = file_store(tmp_path)
+    writer = Writer(store, 0, 1)
+    with writer._buffer._lock:
+        pending = writer.begin(open_attempt(store), 5, whole_of(some_tensors()))
+        with pytest.raises(OutsideError, match=r"capturing step 5 was not done within 0\.01 s"):
+            pending.wait_captured(0.01)
+    pending.wait_captured(30)
+    pending.wait(30)
+
+
+def test_failed_copy_is_raised_where_it_is_waited_for_and_the_next_save_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Case 3."""
+    store = file_store(tmp_path)
+    attempt = open_attempt(store)
+    writer = Writer(store, 0, 1)
+    with monkeypatch.context() as patched:
+        patched.setattr(writer._buffer, "_copy", lambda start, source: 1 // 0)
+        pending = writer.begin(attempt, 5, whole_of(some_tensors()))
+        with pytest.raises(ZeroDivisionError):
+            pending.wait_captured(30)
+    writer.save(attempt, 6, whole_of(some_tensors())).wait(30)
+    assert not list(store.list(keys.parts(draft(attempt, 5).ref)))
+
+
+def test_prepared_memory_serves_the_saves_that_follow(tmp_path: Path) -> None:
+    store = file_store(tmp_path)
+    attempt = open_attempt(store)
+    tensors = some_tensors()
+    writer = Writer(store, 0, 1)
+    writer.prepare(whole_of(tensors)).result(30)
+    place = writer._buffer._bytes.data_ptr()
+    for step in (5, 6):
+        writer.save(attempt, step, whole_of(tensors)).wait(30)
+    assert writer._buffer._bytes.data_ptr() == place
+
+
+def test_save_while_the_wall_clock_steps_back_and_forth_keeps_its_deadline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = file_store(tmp_path)
+    attempt = open_attempt(store)
+    steps = itertools.cycle((0.0, 4e9))
+    monkeypatch.setattr(time, "time", lambda: next(steps))
+    part = Writer(store, 0, 1, deadline_s=30).save(attempt, 5, whole_of(some_tensors())).wait(30)
+    commit(Lineage(store), store, draft(attempt, 5), 1, 30, expected={0: part})
+    assert [ref.step for ref in Lineage(store).checkpoints()] == [5]
+
+
 def test_save_past_its_deadline_fails_and_leaves_no_part(tmp_path: Path) -> None:
     store = file_store(tmp_path)
     attempt = open_attempt(store)
     with pytest.raises(OutsideError, match="deadline"):
-        Writer(store, 0, 1, deadline_s=-1).save(attempt, 5, whole_of(some_tensors())).wait(30)
+        Writer(store, 0, 1, deadline_s=-1).begin(attempt, 5, whole_of(some_tensors())).wait(30)
     assert list(store.list("a00000001/")) == []
 
 
