@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from phalanx.checkpoint.holds import Holds
 from phalanx.checkpoint.jobs import HostedJob
 from phalanx.checkpoint.wire import Progress
-from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject
 from phalanx.lineage.leases import leased
 from phalanx.rpc import Exhausted
@@ -54,7 +53,7 @@ class Verifier:
         try:
             with self._holds.hold(job.name, ref, "it is being verified"), leased(job.store, ref, "verify"):
                 steps.put(_checked(job, ref, over, steps))
-        except (OutsideError, PhalanxError, _Unwanted) as error:
+        except Exception as error:  # noqa: BLE001 - raised again by `run`, which waits for it
             steps.put(error)
         finally:
             self._places.release()
