@@ -18,6 +18,7 @@ COMMANDS = (
     ["config", "check"],
     ["data", "prepare"],
     ["checkpoint", "export"],
+    ["checkpoint", "import"],
     ["checkpoint", "diff"],
     ["checkpoint", "verify"],
 )
