@@ -50,6 +50,7 @@ def train(session: Session) -> Ending:
         agreed = time.perf_counter()
         lr_factor = learning_rate_factor(session.step, job.lr_scheduler)
         if word.is_finite:
+            saver.wait_captured()
             optimizer.update(model.gradients(), word.gradient_norm, lr_factor)
         else:
             refuse_update(session, word)
@@ -67,16 +68,18 @@ def train(session: Session) -> Ending:
         tell(session, result, lr_factor * job.optimizer.lr)
         metrics = evaluate_when_due(session)
         is_ordered = word.orders & (Orders.STOP | Orders.CHECKPOINT) or session.step == session.last_step
-        if is_ordered or (saver.due(session.step) and not saver.skips(word.is_any_busy)):
+        if is_ordered or (saver.due(session.step) and not saver.skips(session.step, word.is_any_busy)):
             session.phases.enter("commit", session.step)
             saver.finish()
             session.phases.enter("save", session.step)
             notes = Notes(not is_ordered and saver.is_speculative(session.step), metrics)
             saver.save(loader_state(session), plan.journal_digest, {"num_updates": optimizer.num_updates}, notes)
         saver.check()
+        tell_saves(session)
         session.phases.enter("step", session.step + 1)
     session.phases.enter("commit", session.step)
     saver.finish()
+    tell_saves(session)
     dist.barrier()
     return Ending.FINISHED if session.step >= session.last_step else Ending.STOPPED
 
@@ -178,6 +181,22 @@ def tell(session: Session, result: StepResult, lr: float) -> None:
             data_wait_s=result.data_wait_s,
             **({"epochs": session.epochs()} if job.data.is_mixture else {}),
         )
+
+
+def tell_saves(session: Session) -> None:
+    """One event from rank 0 for each save that was committed or left out: what it cost this rank."""
+    for cost in session.saver.take_costs():
+        if session.rank == 0:
+            figures = cost.figures
+            session.report(
+                "save",
+                step=cost.step,
+                stall_s=cost.stall_s,
+                num_skipped=cost.num_skipped,
+                capture_s=figures.capture_s if figures else None,
+                upload_s=figures.upload_s if figures else None,
+                num_bytes=figures.num_bytes if figures else None,
+            )
 
 
 def evaluate_when_due(session: Session) -> dict[str, float]:

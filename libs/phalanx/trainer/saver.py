@@ -1,17 +1,19 @@
-"""When and how a rank saves: capture, background upload, commit; one save in flight, and its failure ends the attempt
-by name.
+"""When and how a rank saves: capture and upload in the background, commit; one save in flight, and its failure ends the
+attempt by name.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
 
 from phalanx.core.box import HeldTensor
 from phalanx.lineage import LoaderState, Manifest
-from phalanx.snapshot.writer import PendingSave, Writer
+from phalanx.snapshot.writer import Figures, PendingSave, Writer
 from phalanx.trainer.control import Commit, Control
 from phalanx.trainer.recorder import Recorder
 
@@ -39,6 +41,20 @@ class Notes:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class SaveCost:
+    """What a due save cost this rank. stall_s: all seconds for which training was blocked, the wait for the save before
+    it and for the copy before the next update included. None where the save was left out.
+
+    num_skipped: saves left out so far.
+    """
+
+    step: int
+    num_skipped: int
+    stall_s: float | None = None
+    figures: Figures | None = None
+
+
 @dataclass(slots=True)
 class _Flight:
     """A save whose upload and commit go on."""
@@ -46,6 +62,7 @@ class _Flight:
     step: int
     upload: PendingSave
     commit: Commit
+    stall_s: float
 
 
 class Saver:
@@ -73,6 +90,8 @@ class Saver:
         self._interval, self._when_busy, self._deadline_s = interval, when_busy, deadline_s
         self._speculative_interval = speculative_interval
         self._flight: _Flight | None = None
+        self._blocked_s = 0.0
+        self._costs: list[SaveCost] = []
         self.last_step = start_step
         self.num_skipped = 0
 
@@ -102,22 +121,33 @@ class Saver:
     def save(
         self, loader: LoaderState, journal_digest: str, schedule: dict[str, int | float], notes: Notes = Notes()
     ) -> None:
-        """Takes the checkpoint of the state after `loader.step`; returns when the tensors are copied. Saving a step
-        twice is one save.
+        """Takes the checkpoint of the state after `loader.step`; the tensors must not change until `wait_captured` has
+        returned. Saving a step twice is one save.
         """
         if loader.step == self.last_step:
             return
         self.finish()
-        records = self._recorder.hand_over(loader.step)
-        upload = self._writer.save(self._stamp.attempt, loader.step, self._held(), records=records)
-        draft = self._draft(loader, journal_digest, schedule, notes)
-        self._flight = _Flight(loader.step, upload, self._control.commit(draft))
-        self.last_step = loader.step
+        with self._blocking():
+            records = self._recorder.hand_over(loader.step)
+            upload = self._writer.begin(self._stamp.attempt, loader.step, self._held(), records=records)
+            draft = self._draft(loader, journal_digest, schedule, notes)
+            self._flight = _Flight(loader.step, upload, self._control.commit(draft), 0.0)
+            self.last_step = loader.step
+        self._flight.stall_s, self._blocked_s = self._blocked_s, 0.0
 
-    def skips(self, any_rank_busy: bool) -> bool:
-        """Whether the due save is left out by policy; every rank must ask with the same value."""
+    def wait_captured(self) -> None:
+        """Returns when the save in flight, if any, has copied the tensors: call it before they change."""
+        flight = self._flight
+        if flight is not None and not flight.upload.captured.done():
+            started = time.monotonic()
+            flight.upload.wait_captured(self._deadline_s)
+            flight.stall_s += time.monotonic() - started
+
+    def skips(self, step: int, any_rank_busy: bool) -> bool:
+        """Whether the save that is due after `step` is left out by policy; every rank must ask with the same value."""
         if any_rank_busy and self._when_busy == "skip":
             self.num_skipped += 1
+            self._costs.append(SaveCost(step, self.num_skipped))
             _LOG.warning(
                 "a checkpoint was due while the last one was still being written: left out (checkpoint.when_busy)"
             )
@@ -127,11 +157,25 @@ class Saver:
     def finish(self) -> None:
         """Waits until the save in flight, if any, is committed; raises what failed."""
         if self._flight is not None:
-            self._land(self._flight)
+            with self._blocking():
+                self._land(self._flight)
+
+    def take_costs(self) -> list[SaveCost]:
+        """What the saves cost that were committed or left out since the last call."""
+        taken, self._costs = self._costs, []
+        return taken
+
+    @contextmanager
+    def _blocking(self) -> Iterator[None]:
+        """Counts the time inside as a wait of training for the next save."""
+        started = time.monotonic()
+        yield
+        self._blocked_s += time.monotonic() - started
 
     def _land(self, flight: _Flight) -> None:
         flight.upload.wait(self._deadline_s)
         flight.commit.wait(self._deadline_s)
+        self._costs.append(SaveCost(flight.step, self.num_skipped, flight.stall_s, flight.upload.figures))
         self._flight = None
 
     def _draft(

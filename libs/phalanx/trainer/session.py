@@ -138,6 +138,7 @@ def build_session(
         lineage, opening.attempt, rank, start_step, records_windows=mesh.is_reader, records_steps=is_first
     )
     writer = Writer(store, rank, layout.world_size, deadline_s=job.deadlines.save_s)
+    writer.prepare(state_of(model, optimizer))
     return Session(
         prepared=prepared,
         rank=rank,

@@ -73,7 +73,8 @@ class Bench:
         """The state after `step`, with the step's number in every element."""
         self.weight.fill_(float(step))
         self.saver.save(LoaderState(step, step * 8), DIGESTS[3], {"num_updates": step})
-        self.weight.fill_(-1.0)  # training goes on at once
+        self.saver.wait_captured()
+        self.weight.fill_(-1.0)  # training goes on
 
 
 def test_save_captures_the_state_of_its_step_and_is_committed_after_finish(tmp_path: Path) -> None:
@@ -145,12 +146,45 @@ def test_due_save_while_the_last_one_goes_on_waits_or_is_left_out_and_counted(
     bench = Bench(tmp_path, [delay(on("create", "manifest.json"), lambda: go.wait(PATIENCE_S))], when_busy)
     bench.save(2)
     assert bench.saver.busy
-    assert bench.saver.skips(bench.saver.busy) == (when_busy == "skip")
+    assert bench.saver.skips(4, bench.saver.busy) == (when_busy == "skip")
     assert bench.saver.num_skipped == (1 if when_busy == "skip" else 0)
-    assert not bench.saver.skips(False)
+    assert not bench.saver.skips(4, False)
     go.set()
     bench.saver.finish()
     assert bench.lineage.checkpoints() == (CheckpointRef(1, 2),)
+
+
+def test_saves_cost_is_told_once_committed_and_a_left_out_one_at_once(tmp_path: Path) -> None:
+    go = threading.Event()
+    bench = Bench(tmp_path, [delay(on("create", "manifest.json"), lambda: go.wait(PATIENCE_S))], "skip")
+    bench.save(2)
+    assert bench.saver.take_costs() == []
+    assert bench.saver.skips(4, bench.saver.busy)
+    (left_out,) = bench.saver.take_costs()
+    assert (left_out.step, left_out.num_skipped, left_out.stall_s, left_out.figures) == (4, 1, None, None)
+    go.set()
+    bench.saver.finish()
+    (cost,) = bench.saver.take_costs()
+    assert cost.step == 2 and cost.stall_s is not None and cost.figures is not None
+    assert 0 < cost.stall_s < PATIENCE_S and cost.figures.num_bytes > bench.weight.nbytes
+    assert bench.saver.take_costs() == []
+
+
+def test_wait_for_the_save_before_and_for_the_copy_is_in_the_stall(tmp_path: Path) -> None:
+    waited_s = 0.3
+    bench = Bench(tmp_path, [delay(on("create", "s00000002/parts/"), lambda: threading.Event().wait(waited_s))])
+    bench.save(2)
+    with bench.saver._writer._buffer._lock:
+        letting_go = threading.Timer(waited_s, bench.saver._writer._buffer._lock.release)
+        bench.saver.finish()
+        bench.saver.save(LoaderState(4, 32), DIGESTS[3], {"num_updates": 4})
+        letting_go.start()
+        bench.saver.wait_captured()
+        bench.saver._writer._buffer._lock.acquire()
+    bench.saver.finish()
+    costs = {cost.step: cost.stall_s for cost in bench.saver.take_costs()}
+    assert costs[2] is not None and costs[2] < waited_s
+    assert costs[4] is not None and costs[4] >= 2 * waited_s * 0.9
 
 
 def test_upload_past_its_deadline_is_told_with_its_step(tmp_path: Path) -> None:
