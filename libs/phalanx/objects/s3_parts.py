@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PART_BYTES, MAX_PARTS = 16 * 2**20, 10_000
-_NUM_THREADS = 4
+_NUM_THREADS = 8
 _log = logging.getLogger(__name__)
 
 
