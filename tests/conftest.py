@@ -6,8 +6,13 @@ import signal
 import uuid
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 from support import ministack as server
+
+# How long an example takes says more of the machine than of the code; every test has its timeout all the same.
+hypothesis.settings.register_profile("phalanx", deadline=None)
+hypothesis.settings.load_profile("phalanx")
 
 # Whoever starts the tests in the background of a shell has them, and all that they start, ignore Ctrl-C.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
