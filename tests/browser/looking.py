@@ -78,13 +78,18 @@ def steps_of(page: Page) -> list[int]:
 
 
 def browser_cpu_s(browser: Browser) -> dict[int, float]:
-    """Processor time that each process of the browser has used, in seconds by its pid."""
+    """Processor time that each process of the browser has used until now, in seconds by its pid."""
     session = browser.new_browser_cdp_session()
     try:
         found = session.send("SystemInfo.getProcessInfo")["processInfo"]
     finally:
         session.detach()
     return {int(process["id"]): float(process["cpuTime"]) for process in found}
+
+
+def used_since_s(browser: Browser, before: dict[int, float]) -> float:
+    """Processor time that the browser has used since `before`, by the processes that it has now, in seconds."""
+    return sum(used_s - before.get(pid, 0.0) for pid, used_s in browser_cpu_s(browser).items())
 
 
 def losses(told: Told, values: Iterable[float | None], first: int = 1) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from contextlib import closing
 import numpy as np
 import psutil
 import pytest
-from looking import browser_cpu_s, losses, place, short_run, steps_of, wait_step
+from looking import browser_cpu_s, losses, place, short_run, steps_of, used_since_s, wait_step
 from page_kit import running_monitor
 
 from phalanx.api.train.v1 import train_service_pb2 as train_pb
@@ -118,9 +118,8 @@ def test_page_of_a_long_run_loads_and_draws_quickly(long_monitor, browser, open_
     monitor_before, before = monitor.cpu_times(), browser_cpu_s(browser)
     page = open_page(f"{long_monitor.url}#{LONG_JOB}")
     page.wait_for_function(f"globalThis.phalanx?.charts[0].series.length >= {LONG} && phalanx.charts[0].drawn > 0")
-    monitor_after, after = monitor.cpu_times(), browser_cpu_s(browser)
+    monitor_after, page_s = monitor.cpu_times(), used_since_s(browser, before)
     monitor_s = monitor_after.user + monitor_after.system - monitor_before.user - monitor_before.system
-    page_s = sum(used_s - before.get(pid, 0.0) for pid, used_s in after.items())
     assert 0 < page_s < 5.0 - monitor_s, (page_s, monitor_s)
     draws_ms = page.evaluate(
         "Array.from({ length: 20 }, () => { const chart = phalanx.charts[0], began = performance.now();"
@@ -129,7 +128,8 @@ def test_page_of_a_long_run_loads_and_draws_quickly(long_monitor, browser, open_
     assert statistics.median(draws_ms) < 25, draws_ms
 
 
-def test_page_of_a_long_run_stays_smooth_while_it_grows_and_is_dragged(long_monitor, open_page):
+def test_page_of_a_long_run_stays_smooth_while_it_grows_and_is_dragged(long_monitor, browser, open_page):
+    """A frame costs little processor time, all that the browser does counted."""
     page = open_page(f"{long_monitor.url}#{LONG_JOB}")
     page.wait_for_function(f"globalThis.phalanx?.charts[0].series.length >= {LONG} && phalanx.charts[0].drawn > 0")
     told, stop = Told(LONG_JOB), threading.Event()
@@ -141,9 +141,9 @@ def test_page_of_a_long_run_stays_smooth_while_it_grows_and_is_dragged(long_moni
             long_monitor.tell(losses(told, [2.0], step))
 
     page.evaluate(
-        "globalThis.frames_ = []; (function next(before) {"
-        " requestAnimationFrame((now) => { frames_.push(now - before); next(now); }); })(performance.now())"
+        "globalThis.frames_ = 0; (function next() { requestAnimationFrame(() => { frames_ += 1; next(); }); })()"
     )
+    before = browser_cpu_s(browser)
     growing = threading.Thread(target=grow)
     growing.start()
     try:
@@ -158,5 +158,5 @@ def test_page_of_a_long_run_stays_smooth_while_it_grows_and_is_dragged(long_moni
         growing.join()
     low, high = page.evaluate("phalanx.span.range")
     assert (low, high) == (pytest.approx(20_000, rel=0.02), pytest.approx(79_000, rel=0.02))
-    frames_ms = page.evaluate("frames_")
-    assert len(frames_ms) > 10 and statistics.median(frames_ms) < 100, statistics.quantiles(frames_ms)
+    used_s, num_frames = used_since_s(browser, before), page.evaluate("frames_")
+    assert num_frames > 10 and 0 < used_s / num_frames < 0.1, (used_s, num_frames)

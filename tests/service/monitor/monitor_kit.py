@@ -7,12 +7,13 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,12 @@ class Monitor:
     def client(self, role: Role = Role.VIEWER, **scope: Any) -> Iterator[MonitorClient]:
         with connect_monitor(self.address, self.cluster.credentials(role, **scope)) as client:
             yield client
+
+    def alerted(self) -> set[str]:
+        """Incidents of which its database says that people were told."""
+        database = sqlite3.connect(f"file:{self.folder}/monitor.sqlite?mode=ro", uri=True, timeout=10)
+        with closing(database):
+            return {row[0] for row in database.execute("SELECT id FROM incidents WHERE is_alerted")}
 
     def figures(self) -> str:
         from urllib.request import urlopen

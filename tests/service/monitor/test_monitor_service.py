@@ -195,6 +195,7 @@ def test_monitor_posts_incidents_to_a_webhook_and_counts_what_it_does_not_take(m
     wait_until(lambda: hook.posts, "posted")
     assert hook.posts[0]["id"] == f"{JOB}/incidents/a1-nan-s1" and hook.posts[0]["path"] == "/hook?token=secret"
     wait_until(lambda: "phalanx_monitor_webhook_posts_total 1.0" in monitor.figures(), "counted")
+    wait_until(lambda: hook.posts[0]["id"] in monitor.alerted(), "noted: from here on a kill tells nobody twice")
     monitor.kill()
     monitor.start()
     train.tell([told.progress(2, 2.0), told.progress(3, None)])
