@@ -38,12 +38,14 @@ def test_help_of_any_command_loads_nothing_heavy(command):
 
 def test_help_takes_less_than_half_a_second_of_cpu():
     """The least of three: a neighbour on the same core makes the same work take more of the processor's time."""
-    assert min(help_cpu_s() for _ in range(3)) < 0.5
+    assert min(start_and_help_cpu_s() for _ in range(3)) < 2 * 0.5
 
 
-def help_cpu_s() -> float:
+def start_and_help_cpu_s() -> float:
+    """Processor time of two processes, one that loads the command line and one that shows its help, in seconds."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    probe = "import sys; sys.argv = ['phalanx', '--help']; from phalanx.cli.main import main; main()"
-    subprocess.run([sys.executable, "-c", probe], capture_output=True, timeout=60, check=True)
+    help_ = "import sys; sys.argv = ['phalanx', '--help']; from phalanx.cli.main import main; main()"
+    for arguments in (["-m", "phalanx.cli.main"], ["-c", help_]):
+        subprocess.run([sys.executable, *arguments], capture_output=True, timeout=60, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
