@@ -126,7 +126,8 @@ def test_prepare_sigkill_of_a_real_process_continues_to_the_same_bytes(tmp_path,
     assert done.returncode == -signal.SIGKILL
     store, whole = open_store(url), open_store("memory://")
     prepare(source, whole, chosen)
-    assert (objects(store) == objects(whole)) is (operation == "delete")
+    is_finished = objects(whole).items() <= objects(store).items()  # chunks go side by side: some may be left
+    assert is_finished is (operation == "delete" or key == "train/manifest")
     prepare(source, store, chosen)
     assert objects(store) == objects(whole)
     assert not list((tmp_path / "d").rglob("*.phalanx-tmp"))

@@ -48,7 +48,7 @@ def test_fork_starts_from_its_copy_or_not_at_all() -> None:
         open_next(lineage)
     lineage.commit(a_manifest(1, 10))
     assert open_next(lineage).parent == CheckpointRef(1, 10)
-    with pytest.raises(PhalanxError, match="under another where it is damaged"):
+    with pytest.raises(PhalanxError, match="under another if it is damaged"):
         open_next(lineage, avoid=(CheckpointRef(1, 10),))
 
 
