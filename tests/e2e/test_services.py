@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.jobs import (
@@ -21,6 +22,7 @@ from support.jobs import (
 )
 from support.services import Services, resized, services, wait_for_step
 
+from phalanx import Client
 from phalanx.home.layout import SERVICES, Home
 
 FAR = 1_000_000
@@ -34,6 +36,26 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 
 def following(running: Services, *arguments: str) -> Command:
     return Command([PHALANX, *arguments], {"PHALANX_CONTEXT": str(running.home.client)})
+
+
+def _assert_page_tells_what_is_saved(running: Services, client: Client, job: str) -> None:
+    """The figures of a run of four steps with a checkpoint each two: as the checkpoint service has them, and as rank 0
+    has measured them.
+    """
+    client.checkpoint.pin(job, "2", "to be seen")
+    listed = {view.ref.step: view for view in client.checkpoint.list(job).checkpoints}
+
+    def told() -> dict[str, Any]:
+        return running.page("run", job=job)
+
+    wait_until(lambda: told()["attempts"][0]["pinned"] == [2], 60, "the page does not show the pin")
+    wait_until(lambda: "stall_s" in told()["summary"]["saves"], 60, "the page does not show what a save cost")
+    run = told()
+    (attempt,), saves = run["attempts"], run["summary"]["saves"]
+    assert (attempt["checkpoints"], attempt["damaged"], attempt["live"]) == ([2, 4], [], True)
+    assert (saves["attempt"], saves["step"], saves["num_skipped"]) == (1, 4, 0)
+    assert saves["num_bytes"] == listed[4].num_bytes > 0
+    assert 0 < saves["age_s"] < 300 and 0 < saves["stall_s"] < 60
 
 
 @pytest.mark.timeout(480)
@@ -126,7 +148,7 @@ def _events(running: Services, until: int) -> list[dict[str, object]]:
         return [json.loads(line) for line in watch.lines("out")]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(480)
 def test_jobs_share_slots_and_the_one_that_waits_says_for_what(corpus: str, tmp_path: Path, shared: Services) -> None:
     path = write_job(tmp_path, corpus, steps=FAR)
     first, second, third = (resized(path, name=name) for name in ("first", "second", "third"))
@@ -142,6 +164,7 @@ def test_jobs_share_slots_and_the_one_that_waits_says_for_what(corpus: str, tmp_
         assert shared.told("nodes")["nodes"][0]["free_slots"] == 0
         shared.told("job", "stop", "first")
         assert shared.told("job", "wait", "third")["state"] == "succeeded"
+        _assert_page_tells_what_is_saved(shared, client, "projects/default/jobs/third")
         shared.told("job", "stop", "second")
         shared.told("job", "wait", "second", code=1)
     assert_proven(third, 4)

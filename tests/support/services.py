@@ -8,11 +8,13 @@ import json
 import os
 import signal
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import psutil
 
@@ -105,6 +107,14 @@ class Services:
     def told(self, *arguments: str | Path, code: int = 0) -> dict[str, Any]:
         """The object that `phalanx ARGUMENTS... --json` prints."""
         found = json.loads(self.cli(*arguments, "--json", code=code).out)
+        assert isinstance(found, dict)
+        return found
+
+    def page(self, path: str, **query: str) -> dict[str, Any]:
+        """What the monitor's page is told at `/api/<path>`."""
+        address = read_service(self.home.config("monitor")).options["page"]
+        with urllib.request.urlopen(f"http://{address}/api/{path}?{urlencode(query)}", timeout=30) as answer:
+            found = json.load(answer)
         assert isinstance(found, dict)
         return found
 

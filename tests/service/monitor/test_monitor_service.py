@@ -257,12 +257,13 @@ def test_monitor_fills_a_run_from_storage_when_its_database_is_lost(make_monitor
         run = client.whole_run(name)
     assert list(run.curve.step) == list(range(1, 41))
     assert list(run.curve.attempt) == [1] * 20 + [2] * 20, "what attempt 1 did after its child began is not live"
-    assert [each.attempt for each in run.attempts] == [1, 2] and list(run.attempts[1].checkpoints) == [40]
+    assert [(each.attempt, list(each.checkpoints)) for each in run.attempts] == [(1, [20, 30]), (2, [40])]
+    assert (run.summary.saves.attempt, run.summary.saves.step) == (2, 40)
     assert len(run.events) == 2 and run.summary.num_steps == registered.job.training.steps
 
 
 def fill_lineage(lineage):
-    """Attempt 1 does 1 to 30 with a checkpoint at 20; attempt 2 goes on from there to 40."""
+    """Attempt 1 does 1 to 30 with a checkpoint at 20; attempt 2 goes on from there to 40; then 1 commits 30."""
     from phalanx.core.digest import xxh3
     from phalanx.lineage.values import LoaderState, Manifest
 
@@ -284,7 +285,8 @@ def fill_lineage(lineage):
         lineage.open_attempt(code_digest=digest, identity_digest=digest, placement={"world_size": 2})
         commit(attempt, last, lineage.put_records(attempt, 0, first, last, None, rows(first, last, 2.0)))
         if attempt == 1:
-            lineage.put_records(1, 0, 21, 30, None, rows(21, 30, 9.0))
+            left = lineage.put_records(1, 0, 21, 30, None, rows(21, 30, 9.0))
+    commit(1, 30, left)
 
 
 def test_monitor_keeps_many_jobs_apart(make_monitor, train):
