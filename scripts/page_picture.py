@@ -22,7 +22,7 @@ from playwright.sync_api import sync_playwright
 
 from phalanx.api.agent.v1 import record_pb2 as record_pb
 from phalanx.api.train.v1 import train_service_pb2 as train_pb
-from phalanx.monitor.attempts import AttemptFacts
+from phalanx.monitor.attempts import AttemptFacts, Saved
 from phalanx.monitor.attention import AttentiveClock
 from phalanx.monitor.board import Board
 from phalanx.monitor.gpus import GpuBoard
@@ -36,6 +36,8 @@ from phalanx.monitor.web.gateway import Page
 OUT = Path(__file__).resolve().parent.parent / "docs" / "pictures" / "page.png"
 SIZE = {"width": 1400, "height": 1082}
 JOB, NUM_STEPS, TOKENS, STEP_S = "projects/default/jobs/1b-web", 12_000, 524_288, 1.07
+SAVED_BYTES = 12 * 1_235_814_400  # weights and two moments in fp32
+PINNED_STEP = 5000
 SAVE_EVERY, EVALUATE_EVERY, WARM_UP = 500, 1000, 400
 NODES = {"node-a": range(4), "node-b": range(4, 8)}
 
@@ -96,6 +98,8 @@ class Story:
             self.at_s += STEP_S
             yield self.progress(step, jump=0.9 * math.exp(-(step - spike) / 25) if 0 < spike <= step else 0.0)
             if step % SAVE_EVERY == 0:
+                stall_s = 0.14 * self.noise.lognormvariate(0, 0.2)
+                yield self.told.record(save=record_pb.Save(step=step, stall_s=stall_s, num_skipped=0))
                 yield self.event("committed", "running", attempt=self.told.attempt, step=step)
             if step % EVALUATE_EVERY == 0:
                 yield self.told.record(evaluation=record_pb.Evaluation(step=step, loss=loss_at(step) + 0.06))
@@ -162,6 +166,12 @@ def tell(board: Board) -> None:
     run = board.change(JOB, lambda run: run)
     facts: list[AttemptFacts] = [replace(run.attempts[number], layout=layout) for number, layout in layouts.items()]
     board.change(JOB, lambda run: run.set_facts(facts))
+    saved = [
+        Saved(each.number, step, is_damaged=False, is_pinned=step == PINNED_STEP, num_bytes=SAVED_BYTES, created_ns=0)
+        for each in facts
+        for step in each.checkpoints
+    ]
+    board.change(JOB, lambda run: run.set_checkpoints(saved))
     for incident, _ in list(run.incidents.values()):
         if not incident.outcome:
             board.put_incident(replace(incident, outcome="told; the run goes on"))
@@ -189,7 +199,7 @@ def main() -> None:
     parser.add_argument("--dark", action="store_true")
     given = parser.parse_args()
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory() as folder, closing(MonitorStore.open(f"sqlite:///{folder}/db")) as store:
+    with tempfile.TemporaryDirectory() as folder, closing(MonitorStore(f"sqlite:///{folder}/db")) as store:
         board, gpus = Board(store, AttentiveClock()), GpuBoard(store)
         tell(board)
         gpus.put("dcgm-exporter node-a:9400, node-b:9400", gpu_readings(), "8 GPUs")
