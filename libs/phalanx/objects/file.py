@@ -31,6 +31,7 @@ from phalanx.objects.base import (
     check_range,
 )
 from phalanx.objects.leftovers import remove_if_dead, sweep, temporary_name
+from phalanx.objects.writeback import STRIDE_BYTES, Writeback
 
 _FOLDER_RACES = 16
 _NO_FOLDER = (FileNotFoundError, NotADirectoryError)
@@ -153,12 +154,15 @@ class FileWriter(ObjectWriter):
             if path.exists():
                 raise _taken(path, key)
             self._file = _open_new(self._temporary)
+        self._writeback = Writeback(self._file)
 
     def write(self, chunk: BytesLike) -> None:
         rest = as_view(chunk)
         with translated(self._temporary):
             while rest:
-                rest = rest[os.write(self._file, rest) :]
+                num_bytes = os.write(self._file, rest[:STRIDE_BYTES])
+                self._writeback.appended(num_bytes)
+                rest = rest[num_bytes:]
 
     def commit(self) -> None:
         with translated(self._path):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from phalanx.objects import ObjectExists, ObjectStore, StoreDenied, StoreError, open_store
+from phalanx.objects import ObjectExists, ObjectStore, StoreDenied, StoreError, open_store, writeback
 from phalanx.objects.base import TEMPORARY_SUFFIX
 
 NUM_KILLS = 25
@@ -189,3 +189,28 @@ def test_delete_is_durable_before_it_returns(tmp_path, monkeypatch):
 def test_create_where_the_file_system_takes_nothing_is_denied(folder: str) -> None:
     with pytest.raises(StoreDenied, match=f"{folder}.*: expected a folder that can be made and written"):
         open_store(f"file://{folder}").create("a/b", b"x")
+
+
+@pytest.mark.parametrize("is_hinted", [True, False])
+def test_create_of_several_strides_is_whole_with_and_without_the_hint_to_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_hinted: bool
+) -> None:
+    hints: list[tuple[int, int]] = []
+    real = writeback._call()
+
+    def call(file: int, start: int, num_bytes: int) -> None:
+        hints.append((start, num_bytes))
+        if is_hinted:
+            real(file, start, num_bytes)
+
+    monkeypatch.setattr(writeback, "_call", lambda: call)
+    store = open_store(tmp_path.as_uri())
+    stride = writeback.STRIDE_BYTES
+    data = memoryview(os.urandom(1 << 16) * ((2 * stride + (5 << 16)) >> 16))
+    store.create("whole", data)
+    with store.writer("streamed") as writer:
+        for start in range(0, len(data), stride // 2):
+            writer.write(data[start : start + stride // 2])
+        writer.commit()
+    assert store.read("whole") == data and store.read("streamed") == data
+    assert hints == 2 * [(0, stride), (stride, stride)]

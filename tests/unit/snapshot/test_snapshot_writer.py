@@ -16,14 +16,26 @@ from pathlib import Path
 
 import pytest
 import torch
-from saved_job import draft, emptied, file_store, open_attempt, rows_of, save, some_tensors, whole_of
+from saved_job import (
+    draft,
+    emptied,
+    file_store,
+    open_attempt,
+    random_tensor,
+    rows_of,
+    same_bits,
+    save,
+    some_tensors,
+    whole_of,
+)
 
 from phalanx.core.box import Box, HeldTensor
 from phalanx.core.errors import OutsideError
-from phalanx.lineage import Lineage, keys
+from phalanx.lineage import CheckpointRef, Lineage, keys
 from phalanx.objects import ObjectMissing, StoreError
 from phalanx.objects.faults import FaultyStore, delay, fail_before, on
 from phalanx.snapshot import IncompleteCheckpoint, commit, load
+from phalanx.snapshot.restore import restore
 from phalanx.snapshot.verify import verify
 from phalanx.snapshot.writer import Writer
 
@@ -122,6 +134,19 @@ def test_prepared_memory_serves_the_saves_that_follow(tmp_path: Path) -> None:
     for step in (5, 6):
         writer.save(attempt, step, whole_of(tensors)).wait(30)
     assert writer._buffer._bytes.data_ptr() == place
+
+
+def test_save_of_large_and_strided_tensors_that_threads_copy_side_by_side_is_bit_equal(tmp_path: Path) -> None:
+    """Case 2: tensors above one copied piece, unaligned in the buffer, of every type, and views of others."""
+    store = file_store(tmp_path)
+    attempt = open_attempt(store)
+    large = random_tensor((5_000_003,), torch.float32, 1)
+    tensors = some_tensors() | {"a.large": large, "b.large": large[1:].double()}
+    tensors |= {"c.columns": random_tensor((2000, 1500), torch.bfloat16, 2).t(), "d.every": large[::3]}
+    save(store, attempt, 5, [whole_of(tensors)])
+    found = {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in tensors.items()}
+    restore(store, Lineage(store).manifest(CheckpointRef(attempt, 5)), whole_of(found))
+    assert all(same_bits(found[name], tensor) for name, tensor in tensors.items())
 
 
 def test_save_while_the_wall_clock_steps_back_and_forth_keeps_its_deadline(
