@@ -86,6 +86,11 @@ class Part:
     records: tuple[ObjectRef, ...] = ()
     chunk_bytes: int = CHUNK_BYTES
 
+    @property
+    def ref(self) -> CheckpointRef:
+        """The checkpoint that it is a part of."""
+        return CheckpointRef(self.attempt, self.step)
+
 
 def part_bytes(part: Part) -> bytes:
     """The stored form of `part`."""

@@ -8,7 +8,6 @@ that no manifest names. A failed upload is raised by `wait`, or by the next save
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -17,22 +16,19 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
-import xxhash
 
 from phalanx.core.box import HeldTensor
-from phalanx.core.digest import xxh3
 from phalanx.core.errors import OutsideError
-from phalanx.lineage import CheckpointRef, ObjectRef, keys
-from phalanx.objects import ObjectExists, ObjectStore
+from phalanx.lineage import ObjectRef
+from phalanx.objects import ObjectStore
 from phalanx.snapshot import background
 from phalanx.snapshot.capture import HostBuffer, cut
 from phalanx.snapshot.dtypes import DTYPES
 from phalanx.snapshot.grouping import OBJECT_BYTES, OwnedBox, PlannedObject, plan_objects
 from phalanx.snapshot.owners import owned_box
-from phalanx.snapshot.parts import CHUNK_BYTES, Part, StoredBox, StoredObject, part_bytes
+from phalanx.snapshot.parts import Part
+from phalanx.snapshot.share import NUM_WRITERS, Deadline, Share, Written
 
-_NUM_WRITERS = 2  # while one waits for its fsync or its reply, the other is written
-_READ_BYTES = 8 * CHUNK_BYTES
 Outcome = TypeVar("Outcome")
 
 
@@ -200,76 +196,21 @@ class _Upload:
         records: Callable[[], tuple[ObjectRef, ...]],
         deadline_s: float,
     ) -> None:
-        self._store, self._part, self._objects, self._captured, self._records = store, part, objects, captured, records
+        self._objects, self._captured, self._records = objects, captured, records
+        self._share = Share(store, part, Deadline(part.step, deadline_s).check)
         self._began = time.monotonic()
-        self._deadline_s, self._end = deadline_s, self._began + deadline_s
-        self._ref = CheckpointRef(part.attempt, part.step)
 
     def run(self) -> Stored:
         """Creates all objects, then the part object."""
         memory = self._captured.result()
         captured = time.monotonic()
-        created = background.each(
-            lambda number: self._create(number, memory), len(self._objects), _NUM_WRITERS, "snapshot-write"
-        )
-        objects = tuple(stored for stored, _ in created)
-        boxes = tuple(box for _, boxes in created for box in boxes)
-        part = dataclasses.replace(self._part, objects=objects, boxes=boxes, records=self._records())
-        key, data = keys.part(self._ref, part.rank), part_bytes(part)
-        self._check_time()
-        try:
-            self._store.create(key, data)
-        except ObjectExists:
-            if self._store.read(key) != data:
-                raise _not_ours(key) from None
-        num_bytes = sum(item.num_bytes for item in objects)
-        figures = Figures(captured - self._began, time.monotonic() - captured, num_bytes)
-        return Stored(ObjectRef(key, len(data), xxh3(data)), figures)
 
-    def _create(self, number: int, memory: memoryview) -> tuple[StoredObject, list[StoredBox]]:
-        """Object `number`, straight from memory: the store takes it whole or not at all, while it is hashed."""
-        planned = self._objects[number]
-        key = keys.tensors(self._ref, keys.number(self._part.rank), number)
-        data = memory[planned.buffer_start : planned.buffer_start + planned.num_bytes]
-        self._check_time()
-        hashed = background.begin(lambda: _hashed(key, planned, data), "snapshot-hash")
-        try:
-            self._store.create(key, data)
-        except ObjectExists:
-            self._check_own(key, data)
-        return hashed.result()
+        def create(number: int) -> Written:
+            planned = self._objects[number]
+            data = memory[planned.buffer_start : planned.buffer_start + planned.num_bytes]
+            return self._share.from_memory(number, planned, data)
 
-    def _check_own(self, key: str, data: memoryview) -> None:
-        """The object is there already: after a lost reply it is our own, with our bytes; otherwise somebody else writes
-        as we do.
-        """
-        same = self._store.info(key).num_bytes == len(data)
-        for start in range(0, len(data) if same else 0, _READ_BYTES):
-            self._check_time()
-            piece = data[start : start + _READ_BYTES]
-            same = same and self._store.read(key, start, len(piece)) == piece
-        if not same:
-            raise _not_ours(key)
-
-    def _check_time(self) -> None:
-        if time.monotonic() > self._end:
-            raise OutsideError(f"saving step {self._part.step} took longer than its deadline of {self._deadline_s:g} s")
-
-
-def _hashed(key: str, planned: PlannedObject, data: memoryview) -> tuple[StoredObject, list[StoredBox]]:
-    """Digests of an object's bytes and of every chunk of its boxes, in one pass over the memory."""
-    digest, boxes = xxhash.xxh3_128(planned.header), []
-    for box, start in planned.boxes:
-        first, chunks = len(planned.header) + start, []
-        for at in range(first, first + box.num_bytes, CHUNK_BYTES):
-            piece = data[at : min(at + CHUNK_BYTES, first + box.num_bytes)]
-            digest.update(piece)
-            chunks.append(xxhash.xxh3_64_hexdigest(piece))
-        boxes.append(
-            StoredBox(box.tensor, box.dtype, box.global_shape, box.box, key, start, CHUNK_BYTES, tuple(chunks))
-        )
-    return StoredObject(key, planned.num_bytes, f"xxh3:{digest.hexdigest()}", len(planned.header)), boxes
-
-
-def _not_ours(key: str) -> OutsideError:
-    return OutsideError(f"{key} exists with other content: two processes write as the same rank of one attempt")
+        written = background.each(create, len(self._objects), NUM_WRITERS, "snapshot-write")
+        part = self._share.finish(written, self._records())
+        num_bytes = sum(each.stored.num_bytes for each in written)
+        return Stored(part, Figures(captured - self._began, time.monotonic() - captured, num_bytes))
