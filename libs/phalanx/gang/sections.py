@@ -2,7 +2,7 @@
 
 A section is a phase by name (a step, an evaluation). Its fixed deadline must hold for every job and is therefore long;
 once enough of a job's own sections have been seen, a far shorter one is safe: `factor` times their 99th percentile, but
-`floor_s` at least. The fixed deadline stays the upper bound. Durations are kept as counts in buckets of equal ratio, so
+`floor_s` at least, by when the hang is told: so it is late a little before. The fixed deadline stays the upper bound. Durations are kept as counts in buckets of equal ratio, so
 that they cost the same after a million steps, and those of several nodes add up.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-BUCKETS_PER_OCTAVE = 8
+BUCKETS_PER_OCTAVE = 32
 RATIO = 2.0 ** (1.0 / BUCKETS_PER_OCTAVE)
 SHORTEST_S = 1e-3
 # What waits for a service (a plan, a commit) may take as long as the service is away: its fixed deadline alone counts.
@@ -64,12 +64,15 @@ class Durations:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """When a section is late. min_samples: before so many, the fixed deadline alone counts."""
+    """When a section is late. min_samples: before so many, the fixed deadline alone counts. late_at: the part of the
+    allowance after which it is; the rest is for the stacks, the buckets' width and the telling.
+    """
 
     min_samples: int = 20
     floor_s: float = 10.0
     factor: float = 3.0
     quantile: float = 0.99
+    late_at: float = 0.95
     learned: frozenset[str] = LEARNED
 
 
@@ -89,7 +92,7 @@ def allowance(rule: Rule, name: str, past: Durations, fixed_s: float | None) -> 
     """
     if fixed_s is None or name not in rule.learned or past.num_samples < rule.min_samples:
         return Allowance(fixed_s)
-    learned_s = max(rule.floor_s, rule.factor * past.quantile_s(rule.quantile))
+    learned_s = rule.late_at * max(rule.floor_s, rule.factor * past.quantile_s(rule.quantile))
     return Allowance(learned_s, past.num_samples) if learned_s < fixed_s else Allowance(fixed_s)
 
 

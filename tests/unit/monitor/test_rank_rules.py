@@ -27,7 +27,7 @@ def test_hang_of_a_rank_left_behind_is_its_own_and_not_that_of_those_who_wait():
     verdict = hanging(HANG, 3, [at(0, step=6), at(1, step=6), at(2, step=5)], PAST, 16.0)
     assert verdict is not None
     assert (verdict.kind, verdict.rank, verdict.first_step, verdict.attempt) == (Kind.HANG, 2, 5, 3)
-    assert "rank 2 is in section 'step' of step 5 for 16.0 s (limit 15.0 s)" in verdict.message
+    assert "rank 2 is in section 'step' of step 5 for 16.0 s (limit 14.5 s)" in verdict.message
 
 
 def test_hang_of_all_ranks_names_none():
