@@ -1,4 +1,7 @@
-"""How soon the services know: a death within a second, a hang within its allowance, NaN in its own step."""
+"""How soon the services know: a death within a second, a hang within its allowance, NaN in its own step.
+
+The end of an attempt tells the death of its rank, unless peers take their time to end: then an event of its own does.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.jobs import assert_proven, lineage_of, user_job, write_job
+from support.jobs import assert_proven, lineage_of, user_job, wait_until, write_job
 from support.services import Services, events_until, resized, services, wait_for_step
 
+from phalanx import Client
 from phalanx.lineage.events import EventType, JobState
 from phalanx.train.values import EventView
 
 DEATH_S, FLOOR_S, FACTOR, SLACK_S = 1.0, 10.0, 3.0, 2.0
+PEERS_S = 3.0  # until the peers of a dead rank are killed
 FAR = 1_000_000
+
+
+def tells_a_death(event: EventView) -> bool:
+    """Whether it is the first or the second event that a death leads to."""
+    kinds = (EventType.INCIDENT, EventType.RECOVERING)
+    return event.type in kinds and event.cause is not None and event.cause.kind == "process_death"
 
 
 @pytest.fixture(scope="module")
@@ -31,34 +42,58 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Services]:
 @pytest.mark.timeout(300)
 def test_death_of_a_rank_is_an_event_within_a_second(shared: Services, corpus: str, tmp_path: Path) -> None:
     path = resized(write_job(tmp_path, corpus, steps=FAR), name="dies")
-    noticed: dict[int, float] = {}
-
-    def is_recovering(event: EventView) -> bool:
-        if event.type is EventType.RECOVERING:
-            noticed[event.attempt] = time.monotonic()
-        return event.type is EventType.STOPPED
-
     with shared.client() as client:
         client.submit(path)
-        watching = threading.Thread(target=events_until, args=(client, "dies", is_recovering, 110.0), daemon=True)
-        watching.start()
-        took_s = []
-        for attempt in (1, 2):
-            wait_for_step(client, "dies", 4 * attempt)
-            assert client.job("dies").attempt == attempt
-            killed_s = time.monotonic()
-            os.kill(shared.ranks()[-1], signal.SIGKILL)
-            events_until(
-                client,
-                "dies",
-                lambda event, attempt=attempt: event.type is EventType.RECOVERING and event.attempt == attempt,
-            )
-            took_s.append(noticed.get(attempt, time.monotonic()) - killed_s)
+        took_s = [told_s(shared, client, "dies", attempt, 4 * attempt)[0] for attempt in (1, 2)]
         client.stop("dies")
         client.wait("dies", 60)
-        watching.join(10)
     print(f"death to event: {took_s}")  # noqa: T201
     assert max(took_s) < DEATH_S, took_s
+
+
+@pytest.mark.timeout(300)
+def test_death_for_which_a_peer_waits_in_its_save_is_an_event_within_a_second(
+    shared: Services, corpus: str, tmp_path: Path
+) -> None:
+    """Rank 0 waits for the part of rank 1, outside any collective, and sees nothing of its death: it is killed."""
+    path = resized(user_job(tmp_path, corpus, "SavesSlowly", at_call=4), ("steps = 6", "steps = 40"), name="waits")
+    with shared.client() as client:
+        client.submit(path)
+        events_until(client, "waits", lambda event: event.type is EventType.COMMITTED and event.step == 2)
+        wait_until(lambda: section_of(shared, "waits", 0) == ("commit", 6), 60, "rank 0 waits for its save of step 4")
+        told, ended = told_s(shared, client, "waits", 1, 2)
+        client.stop("waits")
+        client.wait("waits", 60)
+    print(f"death to event: {told}, to the end of the attempt: {ended}")  # noqa: T201
+    assert told < DEATH_S and PEERS_S <= ended < PEERS_S + DEATH_S
+
+
+def told_s(shared: Services, client: Client, job: str, attempt: int, step: int) -> tuple[float, float]:
+    """Kills rank 1 of the job's attempt once it is at `step`: how long until a watcher had an event of it, and until it
+    knew that the attempt is over.
+    """
+    noticed: dict[EventType, float] = {}
+
+    def is_recovering(event: EventView) -> bool:
+        if event.attempt == attempt and tells_a_death(event):
+            noticed.setdefault(event.type, time.monotonic())
+        return event.type is EventType.RECOVERING and event.attempt == attempt
+
+    watching = threading.Thread(target=events_until, args=(client, job, is_recovering, 110.0), daemon=True)
+    watching.start()
+    wait_for_step(client, job, step)
+    assert client.job(job).attempt == attempt
+    killed_s = time.monotonic()
+    os.kill(shared.ranks()[-1], signal.SIGKILL)
+    watching.join(60)
+    ended_s = noticed[EventType.RECOVERING] - killed_s
+    return min(noticed.values()) - killed_s, ended_s
+
+
+def section_of(shared: Services, job: str, rank: int) -> tuple[str, int]:
+    """Section and step of a rank, as the page has them."""
+    ranks = shared.page("run", job=f"projects/default/jobs/{job}")["ranks"]
+    return next(((each["phase"], each["step"]) for each in ranks if each["rank"] == rank), ("", 0))
 
 
 @pytest.mark.timeout(300)

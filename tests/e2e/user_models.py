@@ -96,10 +96,19 @@ class CommitsSlowly(Bigram):
     def __init__(self, vocab_size: int, at_call: int = 0) -> None:
         super().__init__(vocab_size)
         if os.environ.get("RANK") == "0":
-            delay_the_first_root(at_call)
+            delay_put("s00000001/manifest.json", at_call)
 
 
-def delay_the_first_root(delay_s: float) -> None:
+class SavesSlowly(Bigram):
+    """Rank 1 takes a minute for its part of the checkpoint of step `at_call`."""
+
+    def __init__(self, vocab_size: int, at_call: int = 0) -> None:
+        super().__init__(vocab_size)
+        if os.environ.get("RANK") == "1":
+            delay_put(f"s{at_call:08}/parts/00000001.json", 60.0)
+
+
+def delay_put(ending: str, delay_s: float) -> None:
     """Makes the store of this process slow for one object; again, it changes nothing."""
     create = FileStore.create
     if hasattr(create, "__wrapped__"):
@@ -107,7 +116,7 @@ def delay_the_first_root(delay_s: float) -> None:
 
     @functools.wraps(create)
     def late(store: FileStore, key: str, data: BytesLike) -> None:
-        if key.endswith("s00000001/manifest.json"):
+        if key.endswith(ending):
             threading.Event().wait(delay_s)
         create(store, key, data)
 

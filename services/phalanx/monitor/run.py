@@ -134,7 +134,7 @@ class Run:
             self._place(event)
         if event.type == train_pb.JOB_EVENT_TYPE_COMMITTED:
             self._committed(event.attempt, event.step, event.time.ToNanoseconds())
-        incident = told_incident(self.job, event)
+        incident = told_incident(self.job, event, self.summary.step)
         return () if incident is None or self._knows(incident) else (incident,)
 
     def set_facts(self, facts: Iterable[AttemptFacts]) -> None:
@@ -343,20 +343,25 @@ _TELLING = frozenset(
 )
 
 
-def told_incident(job: str, event: train_pb.JobEvent) -> Incident | None:
-    """The incident that an event of the job tells: a verdict that train took, or the end of an attempt."""
+def told_incident(job: str, event: train_pb.JobEvent, at_step: int) -> Incident | None:
+    """The incident that an event of the job tells: a verdict that train took, the death of a rank, or the end of an
+    attempt. at_step: where the run is, for a death.
+    """
     if event.type not in _TELLING or not event.HasField("cause"):
         return None
     own = f"{job}/incidents/a{event.attempt}-{kind_name(event.cause.kind)}-e{event.revision}"
     is_verdict = event.type == train_pb.JOB_EVENT_TYPE_INCIDENT
+    is_death = is_verdict and event.cause.kind == record_pb.CAUSE_KIND_PROCESS_DEATH
+    ends = is_death or event.type == train_pb.JOB_EVENT_TYPE_RECOVERING
+    step = at_step if is_death else event.step
     return Incident(
         event.request_id if is_verdict and event.request_id.startswith(f"{job}/incidents/") else own,
         job,
         event.attempt,
-        event.step,
-        event.step,
+        step,
+        step,
         event.cause,
-        Action.RESTART if event.type == train_pb.JOB_EVENT_TYPE_RECOVERING else Action.NOTIFY,
+        Action.RESTART if ends else Action.NOTIFY,
         event.message,
         event.time.ToNanoseconds(),
         is_reported=True,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from phalanx.api.agent.v1 import record_pb2
@@ -23,6 +24,7 @@ from phalanx.spec import Job as Spec
 from phalanx.spec import parse_job
 from phalanx.train.attempts import open_attempt
 from phalanx.train.book import Book, Draft
+from phalanx.train.deaths import Deaths, draft_of
 from phalanx.train.decide import (
     Action,
     Agent,
@@ -91,6 +93,7 @@ class Controller:
         self._on_over: Callable[[], None] = lambda: None
         self._born_s = clock()
         self._runs: dict[JobName, _Run] = {}
+        self._deaths = Deaths(clock)
         self._wake, self._is_stopped = threading.Event(), threading.Event()
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="open")
         self._thread = threading.Thread(target=self._loop, name="controller", daemon=True)
@@ -120,8 +123,8 @@ class Controller:
         """An event is in storage."""
         self._wake.set()
 
-    def on_records(self, key: GangKey, records: Sequence[record_pb2.Record]) -> None:
-        """Ranks said something; commits are events before this returns. Raises what the book raises."""
+    def on_records(self, node_id: str, key: GangKey, records: Sequence[record_pb2.Record]) -> None:
+        """Ranks of a node said something; commits are events before this returns. Raises what the book raises."""
         name = JobName.parse(key.job)
         job = self._book.find(name)
         if job is None or key.attempt != job.attempt:
@@ -131,6 +134,8 @@ class Controller:
                 self._record_commit(name, record.committed.attempt, record.committed.step)
             if record.WhichOneof("event") == "damaged":
                 self._record_damage(name, record)
+        if self._deaths.take(key, node_id, records):
+            self._wake.set()
         if any(record.WhichOneof("event") in STARTING_EVENTS for record in records):
             self._run(name).reported = key.attempt
             if job.state is JobState.STARTING:
@@ -179,11 +184,12 @@ class Controller:
 
     def _loop(self) -> None:
         while not self._is_stopped.is_set():
-            self._wake.wait(TICK_S)
+            self._wake.wait(self._deaths.until_due_s(TICK_S))
             self._wake.clear()
             if self._is_replaced():
                 return
             try:
+                self._tell_deaths()
                 self._look_at_all()
             except Exception:
                 LOG.exception("the loop goes on")
@@ -195,6 +201,14 @@ class Controller:
             if job.state in ACTIVE or (job.state is JobState.SUSPENDED and job.intent is Intent.STOP):
                 self._look(job.name)
         self._end_strangers()
+
+    def _tell_deaths(self) -> None:
+        for death in self._deaths.due():
+            name = JobName.parse(death.key.job)
+            try:
+                self._book.change(name, partial(draft_of, death))
+            except (OutsideError, PhalanxError) as error:
+                LOG.warning("%s: the death of a rank is told with the end of its attempt only: %s", name, error)
 
     def _is_replaced(self) -> bool:
         try:
@@ -253,6 +267,7 @@ class Controller:
         if job.state is JobState.RUNNING and seen.state is not JobState.RUNNING:
             self._launcher.settle_start(GangKey(str(job.name), job.attempt))
         if seen.is_live and not (job.is_live and job.attempt == seen.attempt):
+            self._deaths.settle(GangKey(str(seen.name), seen.attempt))
             self._launcher.settle(GangKey(str(seen.name), seen.attempt))
             if job.state not in ACTIVE:
                 self._launcher.release(str(seen.name))

@@ -73,7 +73,7 @@ def running(config: ServiceConfig, on_over: Callable[[], None] = lambda: None) -
         controller.on_event(job, event)
 
     def on_records(node_id: str, key: GangKey, told: Sequence[record_pb2.Record]) -> None:
-        controller.on_records(key, told)
+        controller.on_records(node_id, key, told)
         for record in told:
             steps.take(key.job, record)
             records.add(key.job, record)

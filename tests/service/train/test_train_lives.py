@@ -96,6 +96,27 @@ def test_attempt_that_finds_its_checkpoint_damaged_ends_and_the_next_has_an_olde
     assert [cause.message for cause in named] == ["attempt 1 step 10: object x holds other bytes"]
 
 
+def test_death_whose_peers_take_their_time_is_told_at_once_and_its_attempt_ends_later(
+    world: World, client: TrainClient
+) -> None:
+    """Two ranks of one attempt die: one event, and another for the end of the attempt, once the gang is over."""
+    client.submit(tables(world.storage))
+    with world.agent() as agent:
+        client.wait("tiny", until=RUNNING, timeout_s=20)
+        killed = record_pb2.Ended(signal=signal.SIGKILL)
+        for _ in range(2):
+            agent.say(1, ended=killed)
+        wait_until(lambda: EventType.INCIDENT in events_of(world), "the death as an event", 5.0)
+        assert client.get("tiny").state is JobState.RUNNING
+        agent.die(1)
+        agent.gang(2)
+        agent.say(2, ended=killed)
+        agent.die(2)
+        agent.gang(3)
+    told = [each for each in events_of(world) if each in (EventType.INCIDENT, EventType.RECOVERING)]
+    assert told == [EventType.INCIDENT, EventType.RECOVERING, EventType.RECOVERING]
+
+
 def test_agent_that_comes_back_as_another_process_has_lost_its_ranks(world: World, client: TrainClient) -> None:
     client.submit(tables(world.storage))
     with world.agent("n1") as old:

@@ -54,6 +54,21 @@ def test_run_incidents_are_those_of_rules_and_of_train_each_once(monitor):
     assert ids(monitor) == ["a1-nan-s301", "a1-node_loss-e7", "a2-straggler-s0-r3"]
 
 
+def test_run_death_of_a_rank_and_the_end_of_its_attempt_are_one_incident(monitor):
+    told = Told(JOB)
+    cause = record_pb.Cause(kind=record_pb.CAUSE_KIND_PROCESS_DEATH, message="killed by SIGKILL", rank=1)
+    died = [
+        told.event("submitted", "queued"),
+        *started(told),
+        *steps(told, 1, 20),
+        told.event("incident", "running", attempt=1, cause=cause, message="its peers are being ended"),
+        told.event("recovering", "recovering", attempt=1, step=20, cause=cause, message="restart in place"),
+    ]
+    tell_run(monitor.board, died)
+    (incident,) = monitor.view.get_run(JOB).incidents
+    assert (incident.step, incident.cause.message) == (20, "killed by SIGKILL")
+
+
 def test_run_ranks_have_place_section_busy_time_and_note(monitor):
     tell_run(monitor.board, run_with_recovery(JOB, 500))
     ranks = monitor.view.get_run(JOB).ranks
