@@ -188,12 +188,13 @@ def make_botocore(access: S3Access, timeout_s: float) -> Any:
     """A botocore client that gives up on one request after `timeout_s` and leaves retries to its caller."""
     from botocore.config import Config
 
+    signing = {"payload_signing_enabled": False} if access.endpoint.startswith("https://") else {}  # TLS guards it
     config = Config(
         connect_timeout=min(_CONNECT_TIMEOUT_S, timeout_s),
         read_timeout=timeout_s,
         retries={"total_max_attempts": 1},
         max_pool_connections=_MAX_CONNECTIONS,
-        s3={"addressing_style": access.addressing},
+        s3={"addressing_style": access.addressing, **signing},
         request_checksum_calculation="when_required",
     )
     return access.credentials.session.create_client(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 PART_BYTES, MAX_PARTS = 16 * 2**20, 10_000
-_NUM_THREADS = 8
+_NUM_THREADS = 8  # requests at once, of all objects: more of them only take turns, and hold a part each
 _log = logging.getLogger(__name__)
 
 
@@ -64,6 +64,10 @@ def translated(where: str) -> Iterator[None]:
         raise TransientError(str(error)) from error
 
 
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="phalanx-parts")
+
+
 class PartsUploader:
     """Uploads in parts to one bucket. timeout_s: the longest silence of one request; the caller's deadline bounds all.
 
@@ -77,6 +81,7 @@ class PartsUploader:
         self._access, self._timeout_s = access, timeout_s
         self._client = make_botocore(access, timeout_s)
         self._generation = access.credentials.generation
+        self._threads = _threads()
 
     def _request(self, operation: str, key: str, **arguments: Any) -> Any:
         with self._translated():
@@ -126,14 +131,15 @@ class PartsUploader:
 
             return retry(f"{self._where}/{named['key']} part {index + 1}", deadline, once)
 
-        threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="phalanx-parts")
+        threads = self._threads
         futures = [threads.submit(upload_part, index) for index in range(len(starts))]
         try:
             return [result_by(deadline, future) for future in futures]
         finally:
-            threads.shutdown(wait=False, cancel_futures=True)
             # Parts that arrive after the upload was aborted would stay behind.
-            wait([future for future in futures if not future.cancelled()], deadline.remaining_s)
+            left = wait([future for future in futures if not future.cancel()], deadline.remaining_s).not_done
+            if left and self._threads is threads:
+                self._threads = _threads()  # requests that trickle past their deadline must not hold up the next upload
 
     def unfinished(self, prefix: str, deadline: Deadline) -> list[Upload]:
         """The uploads to keys with this prefix that were begun and neither completed nor aborted."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -28,8 +29,10 @@ from phalanx.objects import (
     fsspec_options,
     open_store,
 )
-from phalanx.objects.retry import SLOWEST_BYTES_PER_S
+from phalanx.objects.retry import SLOWEST_BYTES_PER_S, Deadline, TransientError
 from phalanx.objects.s3 import S3Store
+from phalanx.objects.s3_client import resolve
+from phalanx.objects.s3_parts import PartsUploader
 
 DATA = os.urandom(3_000_000)
 LARGE = DATA[:1_000_000]
@@ -380,6 +383,28 @@ def test_commit_in_parts_server_stalls_anywhere_ends_at_the_deadline(small_parts
 
     times_s = seconds_by_case(cases, commit)
     assert max(times_s.values()) < SHORT_S + ALLOWED_S + LATE_S, times_s
+
+
+def test_parts_that_trickle_past_their_deadline_do_not_hold_up_the_next_upload(
+    place: str, ministack: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bucket, _, prefix = place.removeprefix("s3://").partition("/")
+    access = resolve(bucket, StorageSettings(endpoint=ministack))
+    uploader = PartsUploader(access, 30, part_bytes=100_000)
+    real, freed = uploader._request, threading.Event()
+
+    def request(operation: str, key: str, **arguments: Any) -> Any:
+        if operation == "upload_part" and key.endswith("held"):
+            freed.wait(60)
+        return real(operation, key, **arguments)
+
+    monkeypatch.setattr(uploader, "_request", request)
+    try:
+        with pytest.raises(TransientError, match="deadline"):
+            uploader.put(f"{prefix}/held", memoryview(LARGE), Deadline(SHORT_S))
+        uploader.put(f"{prefix}/next", memoryview(LARGE), Deadline(30))
+    finally:
+        freed.set()
 
 
 def test_first_commit_in_parts_server_stalls_in_the_trial_ends_at_the_deadline(small_parts: Open, proxy: Proxy) -> None:
