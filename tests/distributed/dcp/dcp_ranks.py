@@ -163,3 +163,17 @@ def unheard(context: RankContext) -> None:
     ref = save({"x": torch.ones(3)}, url, step=2)
     context.report("result", heard=heard, ref=[ref.attempt, ref.step])
     dist.destroy_process_group()
+
+
+def in_line(context: RankContext) -> None:
+    """Four saves of torch's on one process group, none waited for: their messages must not be mixed up."""
+    init_process_group(context, DEADLINE_S)
+    url = context.arguments["url"]
+    futures = [
+        dcp.async_save({f"rank{context.rank}": torch.full((3,), step)}, storage_writer=PhalanxWriter(url, step))
+        for step in range(1, 5)
+    ]
+    for future in futures:
+        future.result(DEADLINE_S)
+    context.report("result")
+    dist.destroy_process_group()

@@ -102,3 +102,15 @@ def test_background_failure_that_one_rank_has_heard_is_raised_once_on_all(
     results = run_gang(fork_server, 2, "dcp_ranks:unheard", {"url": f"file://{tmp_path}/job"}, timeout_s=TIMEOUT_S)
     assert [result["heard"] for result in results] == [2, 1]
     assert [result["ref"] for result in results] == [[1, 2]] * 2
+
+
+def test_saves_of_several_ranks_that_nobody_waits_for_are_made_in_the_order_of_the_calls(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    url = f"file://{tmp_path}/job"
+    run_gang(fork_server, 2, "dcp_ranks:in_line", {"url": url}, timeout_s=TIMEOUT_S)
+    assert Lineage(open_store(url)).checkpoints() == tuple(CheckpointRef(1, step) for step in range(1, 5))
+    for step in range(1, 5):
+        state = {"rank0": torch.zeros(3, dtype=torch.int64), "rank1": torch.zeros(3, dtype=torch.int64)}
+        load(state, url, step)
+        assert same(state, {name: torch.full((3,), step) for name in state})

@@ -53,7 +53,7 @@ def written(store: ObjectStore) -> None:
 def test_twenty_committers_at_once_make_one_manifest(opened: Callable[[], ObjectStore], num_drafts: int) -> None:
     """Case 1, 9: of the same draft all agree; of as many drafts as committers one counts, and the others are told."""
     written(opened())
-    start = threading.Barrier(COMMITTERS)
+    start = threading.Barrier(COMMITTERS, timeout=60)  # one that cannot begin lets the others go
 
     def act(number: int) -> Manifest | None:
         store = opened()

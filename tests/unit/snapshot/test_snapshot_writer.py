@@ -332,13 +332,15 @@ def test_reader_during_saves_is_never_disturbed(tmp_path: Path) -> None:
     saver = threading.Thread(target=keep_saving)
     saver.start()
     seen = set()
-    end = time.monotonic() + 30
-    while len(seen) < 3 and time.monotonic() < end:
-        values = load(store.url)["t"]
-        assert (values == values[0]).all()
-        seen.add(float(values[0]))
-    stop.set()
-    saver.join(30)
+    end = time.monotonic() + 60
+    try:
+        while len(seen) < 3 and saver.is_alive() and time.monotonic() < end:
+            values = load(store.url)["t"]
+            assert (values == values[0]).all()
+            seen.add(float(values[0]))
+    finally:
+        stop.set()
+        saver.join(30)
     assert len(seen) == 3 and not saver.is_alive()
     with pytest.raises(ObjectMissing):
         store.read("a00000001/s00000001/parts/00000002.json")

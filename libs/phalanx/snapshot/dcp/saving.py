@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
+from concurrent.futures import Future, wait
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ class Saving:
 
     def __init__(self, step: int, writer: PhalanxWriter, future: Future[Any]) -> None:
         self.step, self._writer, self._future, self._seen = step, writer, future, False
+        self._log_lock, self._logged = threading.Lock(), False
         future.add_done_callback(self._log)
 
     def done(self) -> bool:
@@ -34,26 +34,28 @@ class Saving:
         """The checkpoint, once it exists. Raises what the save failed with, OutsideError where it is not over within
         `timeout_s`.
         """
-        try:
-            with told_plainly():
-                self._future.result(timeout=timeout_s)
-        except FutureTimeout as error:
-            if not self._future.done():
-                raise OutsideError(f"saving step {self.step} was not done within {timeout_s:g} s") from error
-            raise
-        finally:
-            self._seen = self._future.done()
+        if not wait([self._future], timeout_s).done:
+            raise OutsideError(f"saving step {self.step} was not done within {timeout_s:g} s")
+        self._seen = True
+        self._log(self._future)
+        with told_plainly():
+            self._future.result()
         assert self._writer.ref is not None, "it was written"
         return self._writer.ref
 
     def failed_unseen(self) -> bool:
         """Waits for the end. Whether it was a failure that `result` has not raised yet."""
-        return self._future.exception() is not None and not self._seen
+        error = self._future.exception()
+        self._log(self._future)
+        return error is not None and not self._seen
 
     def _log(self, future: Future[Any]) -> None:
+        """Says once that it failed: before anybody is told otherwise, who may be told before a future calls back."""
         error = future.exception()
-        if error is not None:
-            _LOG.warning("saving the checkpoint of step %d failed: %s", self.step, error)
+        with self._log_lock:  # whoever comes second goes on once it is said
+            if error is not None and not self._logged:
+                _LOG.warning("saving the checkpoint of step %d failed: %s", self.step, error)
+            self._logged = True
 
 
 class _Flight:

@@ -7,6 +7,9 @@ The attempt is opened by the first save, and begins where the program did: at th
 it loaded none, at the newest one. Saving a step that is not after that one is refused. A program that goes back (it
 loads an older checkpoint and saves steps again) goes on in a new attempt; so does one that repeats a step whose save
 failed. Only the coordinator of a save asks; the other ranks hear the attempt with their plan.
+
+Saves and loads count in the order in which the program called them (`line`), whenever the thread of a save comes to
+ask.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from phalanx.core.digest import digest_of, sha256
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import Attempt, CheckpointRef, Lineage
 from phalanx.objects import ObjectStore, StorageSettings, open_store
+from phalanx.snapshot.dcp.line import Line
 from phalanx.snapshot.dcp.staging import Staging
 
 IDENTITY_DIGEST = digest_of({"writer": "torch.distributed.checkpoint"})
@@ -43,28 +47,37 @@ class Session:
     """A process at one job root. Safe for several threads."""
 
     def __init__(self, store: ObjectStore) -> None:
-        self.store, self.lineage, self.staging = store, Lineage(store), Staging()
+        self.store, self.lineage, self.staging, self.line = store, Lineage(store), Staging(), Line()
         self._lock = threading.Lock()
         self._attempt: Attempt | None = None
-        self._loaded: CheckpointRef | None = None
+        self._loads: list[tuple[int, CheckpointRef]] = []  # with their order; those after the last save that began
+        self._begun: dict[int, int] = {}  # the order of each step that the attempt began to save
         self._begun_step = self._committed_step = -1
 
     def loaded(self, ref: CheckpointRef) -> None:
         """The program's state is that of checkpoint `ref` now."""
+        order = self.line.next_order()
         with self._lock:
-            self._loaded = ref
+            self._loads.append((order, ref))
 
-    def begin(self, step: int, placement: Mapping[str, Any]) -> Attempt:
-        """The attempt under which `step` is saved, opened where it has to be. Raises PhalanxError for a step that
-        cannot follow, and where another program has opened an attempt since.
+    def begin(self, step: int, placement: Mapping[str, Any], order: int | None = None) -> Attempt:
+        """The attempt under which `step` is saved, opened where it has to be. order: of the call that saves it among
+        all calls, None for a call of this moment. Raises PhalanxError for a step that cannot follow, and where another
+        program has opened an attempt since.
         """
+        order = self.line.next_order() if order is None else order
         with self._lock:
-            if self._attempt is None or (step <= self._begun_step and self._may_go_back()):
-                self._attempt = self._open(step, placement)
-            elif step <= self._begun_step:
+            loads = [load for load in self._loads if load[0] < order]
+            begins_from = max(loads)[1] if loads else None
+            may_go_back = begins_from is not None or self._begun_step != self._committed_step
+            if self._attempt is not None and not self._follows(step, order) and not may_go_back:
                 raise _step_refused(self.store.url, step, self._begun_step, "that this program has saved")
+            if self._attempt is None or not self._follows(step, order):
+                self._attempt = self._open(step, placement, begins_from)
+                self._begun, self._begun_step, self._committed_step = {}, -1, -1
             self._require_newest(self._attempt)
-            self._begun_step, self._loaded = step, None
+            self._begun[step], self._begun_step = order, max(step, self._begun_step)
+            self._loads = [load for load in self._loads if load[0] > order]
             return self._attempt
 
     def committed(self, step: int) -> None:
@@ -72,13 +85,18 @@ class Session:
         with self._lock:
             self._committed_step = max(step, self._committed_step)
 
-    def _may_go_back(self) -> bool:
-        return self._loaded is not None or self._begun_step != self._committed_step
+    def _follows(self, step: int, order: int) -> bool:
+        """Whether `step` goes on in the attempt: it is the next, or was called before the saves of all later steps."""
+        assert self._attempt is not None, "asked of one"
+        if step > self._begun_step:
+            return True
+        later = [found for begun, found in self._begun.items() if begun >= step]
+        return step > self._attempt.start_step and step not in self._begun and order < min(later, default=0)
 
-    def _open(self, step: int, placement: Mapping[str, Any]) -> Attempt:
+    def _open(self, step: int, placement: Mapping[str, Any], begins_from: CheckpointRef | None) -> Attempt:
         self._require_own_kind()
         live = self.lineage.checkpoints()
-        parent = self._loaded or max(live, default=None)
+        parent = begins_from or max(live, default=None)
         if parent is not None and parent not in live:
             raise PhalanxError(
                 f"checkpoint {parent} at {self.store.url}, from which this program began",
@@ -86,7 +104,7 @@ class Session:
                 remedy="load again, or save under another URL",
             )
         if parent is not None and step <= parent.step:
-            what = "from which this program began" if self._loaded else "the newest there, which was not loaded"
+            what = "from which this program began" if begins_from else "the newest there, which was not loaded"
             raise _step_refused(self.store.url, step, parent.step, what)
         attempt = self.lineage.open_attempt(
             code_digest=_code_digest(),

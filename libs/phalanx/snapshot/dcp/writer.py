@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ from phalanx.core.errors import OutsideError, PhalanxError, Problems
 from phalanx.lineage import CheckpointRef, LoaderState, Manifest, ObjectRef, journal_digest
 from phalanx.objects import StorageSettings
 from phalanx.snapshot.commit import commit
+from phalanx.snapshot.dcp.line import Hold
 from phalanx.snapshot.dcp.session import IDENTITY_DIGEST, session_at
 from phalanx.snapshot.dcp.steps import step_of
 from phalanx.snapshot.dcp.upload import Source, Upload
@@ -60,7 +62,11 @@ class PhalanxWriter(StorageWriter, AsyncStager):
 
     url: root of the checkpoints, `file:///folder` or `s3://bucket/prefix`. step: a whole number that grows from save to
     save; `checkpoint_id` of a call overrides it. deadline_s: within which a rank's upload, and then the commit, must
-    end. A writer serves one save at a time.
+    end, and twice that the save before it. A writer serves one save at a time.
+
+    Saves are made in the order of the calls, whichever of torch's threads comes first: a save waits for those that were
+    called before it. Torch says nothing of the call to a writer beside which it is given another stager; then the order
+    in which the writers were made stands for it.
     """
 
     _synchronize_after_execute = False
@@ -77,6 +83,13 @@ class PhalanxWriter(StorageWriter, AsyncStager):
         self._step = None if step is None else step_of(step)
         self._deadline_s = deadline_s
         self._staged_by: DefaultStager | None = None
+        # The turns of a save that was staged, and of the one that runs or ran last; what the making stands for.
+        self._called: Hold | None = None
+        self._running: Hold | None = None
+        self._made: tuple[int, int] | None = None
+        if step is not None:
+            self._made = (threading.get_ident(), self._session.line.next_order())
+        self._entered = self._is_coordinator = False
         self._manifest: Manifest | None = None
         self._ref: CheckpointRef | None = None
 
@@ -86,9 +99,10 @@ class PhalanxWriter(StorageWriter, AsyncStager):
         return self._ref
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """A new save begins; `checkpoint_id` is its step."""
+        """A new save begins, in this thread; `checkpoint_id` is its step."""
         if checkpoint_id is not None:
-            self._step = step_of(checkpoint_id)
+            self._step, self._made = step_of(checkpoint_id), None
+        self._enter()
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -96,8 +110,14 @@ class PhalanxWriter(StorageWriter, AsyncStager):
         return str(checkpoint_id).isdecimal()
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        """For `dcp.async_save`: the state dict as it is now, in host memory that the next save uses again."""
+        """For `dcp.async_save`: the state dict as it is now, in host memory that the next save uses again. Waits for
+        the save before it where this writer makes both; raises OutsideError where that one hangs.
+        """
+        before = self._called or self._running
+        if before is not None:
+            self._session.line.wait_for(before.turn, 2 * self._deadline_s)
         staged, self._staged_by = self._session.staging.stage(state_dict)
+        self._called = self._session.line.take()
         return staged
 
     def synchronize_staging(self) -> None:
@@ -107,7 +127,9 @@ class PhalanxWriter(StorageWriter, AsyncStager):
         """Staged memory is the process', not this writer's."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Raises PhalanxError where the call's options cannot work."""
+        """Waits for the saves that were called before. Raises PhalanxError where the call's options cannot work,
+        OutsideError where one of those saves hangs.
+        """
         if self._step is None:
             raise PhalanxError("step", expected="the step to save", remedy="give it: PhalanxWriter(url, step)")
         if not kwargs.get("use_collectives", True):
@@ -117,6 +139,11 @@ class PhalanxWriter(StorageWriter, AsyncStager):
                 expected="True: a checkpoint is committed by one rank, once all have written",
                 remedy="leave the option out",
             )
+        self._is_coordinator = is_coordinator
+        running = self._running if self._entered else self._enter()
+        assert running is not None, "it was entered"
+        self._entered = False
+        self._session.line.wait_for_those_before(running.turn, 2 * self._deadline_s)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """The plan as it is. Raises Problems that name every tensor of a type that a checkpoint cannot hold."""
@@ -130,7 +157,8 @@ class PhalanxWriter(StorageWriter, AsyncStager):
         """The coordinator's: each plan with the attempt, step and rank under which it is written."""
         assert self._step is not None, "set_up_storage_writer was called"
         placement = {"writer": "torch.distributed.checkpoint", "torch": torch.__version__, "world_size": len(plans)}
-        attempt = self._session.begin(self._step, placement)
+        assert self._running is not None, "set_up_storage_writer was called"
+        attempt = self._session.begin(self._step, placement, self._running.turn.order)
         self._manifest = Manifest(
             attempt=attempt.number,
             step=self._step,
@@ -159,8 +187,13 @@ class PhalanxWriter(StorageWriter, AsyncStager):
             sources = [_source(item, planner) for item in plan.items if item.tensor_data is not None]
             kept = [source for source in sources if _is_stored(source.box)]
             part = Upload(self._session.store, head, _numbered(kept), values, self._deadline_s).run()
+        except BaseException:
+            self._over(share.world_size)
+            raise
         finally:
             self._release()
+        if not self._is_coordinator:
+            self._over(share.world_size)
         written: Future[list[WriteResult]] = Future()
         report = _Written(share.attempt, part)
         written.set_result([WriteResult(MetadataIndex(part.key), part.num_bytes, report)])
@@ -168,6 +201,12 @@ class PhalanxWriter(StorageWriter, AsyncStager):
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """The coordinator's: commits. Raises IncompleteCheckpoint where the parts do not make a whole checkpoint."""
+        try:
+            self._commit(results)
+        finally:
+            self._over(len(results))
+
+    def _commit(self, results: list[list[WriteResult]]) -> None:
         draft = self._manifest
         assert draft is not None, "prepare_global_plan was called"
         written: list[_Written] = [result.storage_data for rank in results for result in rank]
@@ -182,6 +221,23 @@ class PhalanxWriter(StorageWriter, AsyncStager):
         self._session.committed(draft.step)
         _LOG.info("checkpoint %s is committed at %s", draft.ref, self._session.store.url)
 
+    def _enter(self) -> Hold:
+        """This thread runs a save: the one that was staged, or one that nothing is known of yet."""
+        hold, self._called = self._called, None
+        if hold is None:
+            made_in, order = self._made or (0, 0)
+            in_background = self._made is not None and made_in != threading.get_ident()
+            hold = self._session.line.take(order if in_background else None)
+        self._made, self._running, self._entered = None, hold, True
+        self._session.line.enter(hold.turn)
+        return hold
+
+    def _over(self, world_size: int) -> None:
+        """Of a save in the background the others may still hear by way of a collective; it is over with its thread."""
+        turn = None if self._running is None else self._running.turn
+        if turn is not None and (world_size == 1 or turn.taken_by == threading.get_ident()):
+            turn.end()
+
     def _release(self) -> None:
         """Hands staged memory back: everything in it is stored, or never will be."""
         stager, self._staged_by = self._staged_by, None
@@ -189,6 +245,7 @@ class PhalanxWriter(StorageWriter, AsyncStager):
             self._session.staging.give_back(stager)
 
     def __getstate__(self) -> NoReturn:
+        self._called = None  # that save never runs
         raise PhalanxError(
             "PhalanxWriter in another process",
             expected="AsyncCheckpointerType.THREAD: an attempt belongs to the process that opened it",

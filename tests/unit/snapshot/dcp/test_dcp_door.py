@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +10,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from dcp_kit import blank, flip, same, some_state, start_again, url_of
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from typer.testing import CliRunner
 
 from phalanx.cli.main import app
 from phalanx.core.errors import OutsideError, PhalanxError, Problems
 from phalanx.lineage import CheckpointRef, Lineage
 from phalanx.objects import open_store
-from phalanx.objects.faults import FaultyStore, fail_before, on
 from phalanx.snapshot import DamagedCheckpoint
-from phalanx.snapshot.dcp import PhalanxReader, PhalanxWriter, async_save, latest_step, load, save
-from phalanx.snapshot.dcp.session import session_at
+from phalanx.snapshot.dcp import PhalanxReader, PhalanxWriter, latest_step, load, save
 from phalanx.snapshot.load import load as load_arrays
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -188,96 +183,6 @@ def test_door_load_of_a_damaged_checkpoint_names_the_object_and_the_older_step_l
     assert checkpoints(url) == [(1, 1), (2, 2)]
 
 
-def test_async_save_holds_the_values_of_the_moment(tmp_path: Path) -> None:
-    """Case 2: everything is changed as soon as the call has returned."""
-    url, state = url_of(tmp_path), some_state()
-    before = some_state()
-    for step in (1, 2):  # the second uses the first's memory
-        saving = async_save(state, url, step=step)
-        _change(state)
-        assert saving.result(60) == CheckpointRef(1, step)
-        found = blank(before)
-        load(found, url, step)
-        assert same(found, before)
-        state = some_state()
-
-
-@pytest.mark.parametrize("stager", [None, StagingOptions(False, False, False, False)])
-def test_torch_async_save_holds_the_values_of_the_moment(tmp_path: Path, stager: StagingOptions | None) -> None:
-    """Case 2: with our staging, and with torch's."""
-    url, state = url_of(tmp_path), some_state()
-    chosen: dict[str, Any] = {} if stager is None else {"async_stager": DefaultStager(stager)}
-    futures = []
-    for step in (1, 2):  # the second begins while the first may still be written
-        futures.append(dcp.async_save(state, storage_writer=PhalanxWriter(url, step), **chosen))
-        if stager is not None:
-            futures[-1].result(60)  # torch's stager has one memory
-        if step == 1:
-            _change(state)
-            state["name"] = "second"
-    for future in futures:
-        future.result(60)
-    second, first = blank(state), blank(some_state())
-    load(second, url)
-    load(first, url, 1)
-    assert same(first, some_state()) and same(second, state)
-
-
-def test_async_save_to_another_process_is_refused(tmp_path: Path) -> None:
-    """AsyncCheckpointerType.PROCESS sends the writer to its process as a pickle."""
-    with pytest.raises(PhalanxError, match=r"AsyncCheckpointerType\.THREAD"):
-        PhalanxWriter(url_of(tmp_path), 1).__reduce_ex__(4)
-
-
-def test_async_save_that_fails_is_raised_by_the_next_save_and_never_listed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Case 3: and the run can go on: the step after it, or the same step again, is saved."""
-    url, state = url_of(tmp_path), some_state()
-    save(state, url, step=1)
-    session, store = session_at(url, None), open_store(url)
-    session.store = FaultyStore(store, [fail_before(on("commit", "s00000002/"), OSError("disk on fire"))])
-    with caplog.at_level(logging.WARNING):
-        async_save(state, url, step=2)
-        with pytest.raises(OutsideError, match="disk on fire"):
-            save(state, url, step=3)
-    assert "step 2" in caplog.text and checkpoints(url) == [(1, 1)]
-    session.store = store
-    _change(state)
-    assert save(state, url, step=2) == CheckpointRef(2, 2)
-    assert save(state, url, step=3) == CheckpointRef(2, 3)
-    assert checkpoints(url) == [(1, 1), (2, 2), (2, 3)]
-
-
-def test_async_save_whose_failure_was_asked_for_is_not_raised_again(tmp_path: Path) -> None:
-    url, state = url_of(tmp_path), some_state()
-    session, store = session_at(url, None), open_store(url)
-    session.store = FaultyStore(store, [fail_before(on("create", "parts/"), OSError("disk on fire"))])
-    saving = async_save(state, url, step=1)
-    with pytest.raises(OutsideError, match="disk on fire"):
-        saving.result(60)
-    session.store = store
-    save(state, url, step=2)
-    assert checkpoints(url) == [(1, 2)]
-
-
-def test_async_save_waits_for_the_one_before_it(tmp_path: Path) -> None:
-    url, state = url_of(tmp_path), some_state()
-    session, store = session_at(url, None), open_store(url)
-    gate = threading.Event()
-    session.store = FaultyStore(store, [_held(gate)])
-    first = async_save(state, url, step=1)
-    assert not first.done()
-    with pytest.raises(OutsideError, match=r"step 1 was not done within 0\.01 s"):
-        first.result(0.01)
-    load_is_not_blocked = threading.Thread(target=latest_step, args=(url,))
-    load_is_not_blocked.start()
-    load_is_not_blocked.join(30)
-    gate.set()
-    second = async_save(state, url, step=2)
-    assert first.done() and second.result(60).step == 2
-
-
 def test_save_of_what_json_lacks_names_it_and_leaves_no_checkpoint(tmp_path: Path) -> None:
     url, state = url_of(tmp_path), some_state() | {"generator": object(), "rng": b"\x00"}
     with pytest.raises(Problems) as caught:
@@ -301,26 +206,3 @@ def test_save_of_a_step_that_is_none_is_refused(tmp_path: Path, step: Any) -> No
 def test_save_without_collectives_is_refused(tmp_path: Path) -> None:
     with pytest.raises(PhalanxError, match="use_collectives"):
         dcp.save(some_state(), storage_writer=PhalanxWriter(url_of(tmp_path), 1), use_collectives=False)
-
-
-def _change(state: Any) -> None:
-    if isinstance(state, dict):
-        for key, value in state.items():
-            if isinstance(value, torch.Tensor):
-                value.zero_() if value.dtype != torch.bool else value.logical_not_()
-            elif isinstance(value, dict | list):
-                _change(value)
-            else:
-                state[key] = 0
-    elif isinstance(state, list):
-        for value in state:
-            _change(value)
-
-
-def _held(gate: threading.Event) -> Any:
-    from phalanx.objects.faults import Fault
-
-    def wait(call: Any) -> None:
-        assert gate.wait(60)
-
-    return Fault(on("create", "s00000001/parts/"), before=wait)
