@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from phalanx.stream.order import Order
@@ -44,7 +43,12 @@ class WindowCut:
         is_run = len(self.slots) == num_slots and not self.needs_token[:-1].any() and self.needs_token[-1]
         if not is_run or (self.slots != np.arange(num_slots)).any():
             return None
-        return sliding_window_view(gathered, self.seq_len + 1)[:: self.seq_len]
+        row_bytes = self.seq_len * gathered.itemsize
+        rows: NDArray[np.unsignedinteger] = np.ndarray(
+            (num_slots, self.seq_len + 1), gathered.dtype, gathered.data, strides=(row_bytes, gathered.itemsize)
+        )
+        rows.flags.writeable = False
+        return rows
 
     def place(self, gathered: NDArray[np.unsignedinteger], tokens: NDArray[np.unsignedinteger]) -> None:
         """Writes the tokens of all segments into the slots' rows of `tokens` [n, seq_len + 1]."""

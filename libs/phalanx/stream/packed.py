@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from phalanx.stream.parts import parts, parts_of_places, slices
+
 IGNORED_TARGET = -100
 
 
@@ -57,21 +59,14 @@ class PackedWindows:
 
     def split(self, edges: NDArray[np.int64]) -> list[PackedWindows]:
         """The rows between each two of `edges`, int64 [parts + 1], from 0 to n, as windows of their own."""
-        places = edges * self.shape[1]
-        cuts = (
-            edges.tolist(),
-            np.searchsorted(self.starts, places).tolist(),
-            np.searchsorted(self.ignored, places).tolist(),
+        places, rows = edges * self.shape[1], slices(edges)
+        columns = (
+            parts(self.tokens, rows),
+            parts_of_places(self.starts, places),
+            parts_of_places(self.ignored, places),
+            parts(self.counts, rows),
         )
-        parts = []
-        for part, first in enumerate(places[:-1].tolist()):
-            rows, starts, ignored = (slice(cut[part], cut[part + 1]) for cut in cuts)
-            parts.append(
-                PackedWindows(
-                    self.tokens[rows], self.starts[starts] - first, self.ignored[ignored] - first, self.counts[rows]
-                )
-            )
-        return parts
+        return list(map(PackedWindows, *columns))
 
     @property
     def _size(self) -> int:

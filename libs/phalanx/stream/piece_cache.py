@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 
 from phalanx.core.errors import OutsideError
 from phalanx.stream.members import DamagedShard
-from phalanx.stream.pieces import PLACE_BITS, Piece, SplitPieces, Tokens
+from phalanx.stream.pieces import Piece, Place, SplitPieces, Tokens
 from phalanx.stream.segments import SegmentColumns
 
-_NUMBER_MASK = (1 << PLACE_BITS) - 1
 _FORKED = "a reader made before a fork must not be used after it"
-_Key: TypeAlias = tuple[int, int]
+_Key: TypeAlias = tuple[int, Place]
+_NOTHING = memoryview(b"")
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -35,14 +35,17 @@ class _Kept:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Located:
-    """Segments of a source and where their tokens lie: places int64 [num_segments] as in `SplitPieces.places`; runs
-    join the segments that go on in the next: place, first byte in the piece, and the byte behind the last.
+    """Segments of a source and where their tokens lie: pieces, and piece_of int64 [num_segments], as in
+    `SplitPieces.places`; needed: the numbers of those that are needed, in the order of need. Runs join the segments
+    that go on in the next: number of the piece, first byte in it, and the byte behind the last.
     """
 
     source: int
     segments: SegmentColumns
-    places: NDArray[np.int64]
-    run_places: list[int]
+    pieces: Sequence[Place]
+    piece_of: NDArray[np.int64]
+    needed: list[int]
+    run_pieces: list[int]
     run_begins: list[int]
     run_ends: list[int]
 
@@ -80,25 +83,34 @@ class PieceCache:
 
     def locate(self, source: int, segments: SegmentColumns) -> Located:
         """Where the tokens of segments lie; raises what the indices raise."""
-        places, begins = self._sources[source].places(segments)
+        pieces, piece_of, begins = self._sources[source].places(segments)
         ends = begins + segments.length * self._sources[source].dtype.itemsize
-        is_new = np.ones(len(places), bool)
-        is_new[1:] = (places[1:] != places[:-1]) | (begins[1:] != ends[:-1])
-        is_last = np.append(is_new[1:], True)
-        runs = places[is_new].tolist(), begins[is_new].tolist(), ends[is_last].tolist()
-        return Located(source, segments, places, *runs)
+        is_edge = np.ones(len(piece_of) + 1, bool)
+        is_edge[1:-1] = (piece_of[1:] != piece_of[:-1]) | (begins[1:] != ends[:-1])
+        starts, stops = is_edge[:-1], is_edge[1:]
+        runs = piece_of[starts].tolist(), begins[starts].tolist(), ends[stops].tolist()
+        return Located(source, segments, pieces, piece_of, _by_first_use(piece_of, len(pieces)), *runs)
 
-    def start(self, located: Located, budget_bytes: int) -> int:
-        """Starts to fetch what is located, in its order, while `budget_bytes` of pieces are not used up; gives what is
-        left of them, 0 where they ran out.
+    def start(self, located: Located) -> None:
+        """Starts to fetch what is located, in the order of need, as far as the bound holds it."""
+        self._start_all(located.source, [located.pieces[number] for number in located.needed], self._cache_bytes)
+
+    def start_segments(self, source: int, segments: SegmentColumns, budget_bytes: int) -> int:
+        """Starts to fetch what segments need, in the order of need, while `budget_bytes` of pieces are not used up;
+        gives what is left of them, 0 where they ran out. Raises what the indices raise.
         """
-        for place in dict.fromkeys(located.run_places):
-            kept = self._kept.get((located.source, place))
-            budget_bytes -= self._num_bytes(located.source, place) if kept is None else kept.num_bytes
+        pieces, piece_of, _ = self._sources[source].places(segments)
+        needed = _by_first_use(piece_of, len(pieces))
+        return self._start_all(source, [pieces[number] for number in needed], budget_bytes)
+
+    def _start_all(self, source: int, places: Iterable[Place], budget_bytes: int) -> int:
+        for place in places:
+            kept = self._kept.get((source, place))
+            budget_bytes -= self._num_bytes(source, place) if kept is None else kept.num_bytes
             if budget_bytes < 0:
                 return 0
             if kept is None:
-                self._start(located.source, place)
+                self._start(source, place)
             else:
                 kept.used = self._reading
         return budget_bytes
@@ -109,33 +121,35 @@ class PieceCache:
         """
         assert os.getpid() == self._pid, _FORKED
         self._reading += 1
-        data = {}
-        for place in dict.fromkeys(located.run_places):
-            piece = self._opened(located.source, place)
+        data = [_NOTHING] * len(located.pieces)
+        for number in located.needed:
+            piece = self._opened(located.source, located.pieces[number])
             if piece.damage:
-                self._require(located, place, piece)
-            data[place] = piece.data
-        runs = zip(located.run_places, located.run_begins, located.run_ends, strict=True)
+                self._require(located, number, piece)
+            data[number] = piece.data
+        runs = zip(located.run_pieces, located.run_begins, located.run_ends, strict=True)
         # Joining views is faster than np.concatenate, which costs a microsecond for each of its arrays.
-        joined = bytearray().join([data[place][begin:end] for place, begin, end in runs])
+        joined = bytearray().join([data[number][begin:end] for number, begin, end in runs])
         return np.frombuffer(joined, self._sources[located.source].dtype)
 
-    def _require(self, located: Located, place: int, piece: Piece) -> None:
+    def _require(self, located: Located, number: int, piece: Piece) -> None:
         """Raises DamagedShard where a member that is needed is damaged; its piece is not kept, so who asks again may
         find it mended.
         """
         try:
-            piece.require(located.segments.member[located.places == place].tolist())
+            piece.require(located.segments.member[located.piece_of == number].tolist())
         except DamagedShard:
+            key = located.source, located.pieces[number]
             with self._lock:
-                if (kept := self._kept.get((located.source, place))) is not None and kept.piece is piece:
-                    self._let_go((located.source, place))
+                if (kept := self._kept.get(key)) is not None and kept.piece is piece:
+                    self._let_go(key)
             raise
 
-    def _num_bytes(self, source: int, place: int) -> int:
-        return self._sources[source].cut(place >> PLACE_BITS).span(place & _NUMBER_MASK)[1]
+    def _num_bytes(self, source: int, place: Place) -> int:
+        shard, number = place
+        return self._sources[source].cut(shard).span(number)[1]
 
-    def _opened(self, source: int, place: int) -> Piece:
+    def _opened(self, source: int, place: Place) -> Piece:
         """A piece, waited for, and marked as used now."""
         kept = self._kept.get((source, place)) or self._start(source, place)
         kept.used = self._reading
@@ -147,7 +161,7 @@ class PieceCache:
                 raise OutsideError(f"reading {url} took longer than {self._deadline_s:g} s") from error
         return kept.piece
 
-    def _start(self, source: int, place: int) -> _Kept:
+    def _start(self, source: int, place: Place) -> _Kept:
         """A piece, kept or asked for, and marked as used now."""
         assert os.getpid() == self._pid, _FORKED
         key = source, place
@@ -159,7 +173,7 @@ class PieceCache:
         with self._lock:
             if (kept := self._kept.get(key)) is not None:
                 return kept
-            loading = self._threads.submit(self._sources[source].load, place >> PLACE_BITS, place & _NUMBER_MASK)
+            loading = self._threads.submit(self._sources[source].load, *place)
             kept = self._kept[key] = _Kept(loading, num_bytes, self._reading)
             self._kept_bytes += num_bytes
             while self._kept_bytes > self._cache_bytes and len(self._kept) > 1:
@@ -180,3 +194,12 @@ class PieceCache:
             # Found by its key: a callback that held the piece would keep it alive until the garbage is collected.
             if (kept := self._kept.get(key)) is not None and kept.loading is done:
                 self._let_go(key)
+
+
+def _by_first_use(numbers: NDArray[np.int64], count: int) -> list[int]:
+    """Those of range(count) that are among `numbers`, in the order in which they first occur."""
+    first = np.full(count, len(numbers))
+    first[numbers[::-1]] = np.arange(len(numbers) - 1, -1, -1)  # of equal ones the last that is written stays
+    order = np.argsort(first, kind="stable")
+    needed: list[int] = order[: np.count_nonzero(first < len(numbers))].tolist()
+    return needed

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import TypeAlias
 
 import numpy as np
 import xxhash
@@ -26,8 +28,8 @@ from phalanx.stream.shards import MalformedShard, ShardIndex
 PIECE_BYTES = 4 << 20
 _CUTS = 256
 _WRONG_DIGEST = "its bytes do not have the digest that the index gives"
-PLACE_BITS = 32
 Tokens = NDArray[np.unsignedinteger]
+Place: TypeAlias = tuple[int, int]  # a piece: its shard, and its number in the shard
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,6 +43,11 @@ class Cut:
     starts: NDArray[np.int64]
     num_bytes: NDArray[np.int64]
     within: NDArray[np.int64]
+
+    @property
+    def num_pieces(self) -> int:
+        """How many pieces there are."""
+        return len(self.first_members) - 1
 
     def members(self, piece: int) -> range:
         """Members of a piece."""
@@ -123,9 +130,9 @@ class SplitPieces:
         """A shard in pieces; raises what its index raises."""
         return self._cuts.get(shard, lambda: cut(self._index_of(shard), self.dtype.itemsize, self._piece_bytes))
 
-    def places(self, segments: SegmentColumns) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where segments lie: shard << PLACE_BITS | piece, and the first byte within the piece; int64 [num_segments]
-        each. Raises what the indices raise.
+    def places(self, segments: SegmentColumns) -> tuple[Sequence[Place], NDArray[np.int64], NDArray[np.int64]]:
+        """Where segments lie: a few pieces, and int64 [num_segments] each the piece of a segment, as its number among
+        these, and the first byte within it. Raises what the indices raise.
         """
         table = self._table
         rows = table.rows(segments.shard)
@@ -134,7 +141,7 @@ class SplitPieces:
             table = self._table = _table(shards, [self.cut(shard) for shard in shards.tolist()])
             rows = table.firsts[np.searchsorted(shards, segments.shard)]
         rows = rows + segments.member
-        return table.places[rows], table.within[rows] + segments.offset * self.dtype.itemsize
+        return table.pieces, table.piece_of[rows], table.within[rows] + segments.offset * self.dtype.itemsize
 
     def load(self, shard: int, number: int) -> Piece:
         """A piece, each of its members checked; raises the store's error where that is no damage."""
@@ -241,29 +248,32 @@ class SplitPieces:
 @dataclass(frozen=True, slots=True, eq=False)
 class _Table:
     """Places of all members of the shards that were asked for last, most often those of one block. shards int64 [s],
-    sorted; firsts int64 [s]: row of a shard's first member; places, within: int64 [rows].
+    sorted; firsts int64 [s]: row of a shard's first member; piece_of, within: int64 [rows], as in `SplitPieces.places`.
     """
 
     shards: NDArray[np.int64]
     firsts: NDArray[np.int64]
-    places: NDArray[np.int64]
+    pieces: list[Place]
+    piece_of: NDArray[np.int64]
     within: NDArray[np.int64]
 
     def rows(self, shards: NDArray[np.int64]) -> NDArray[np.int64] | None:
         """Row of each shard's first member; None where one is not in the table."""
         if not len(self.shards):
             return None
-        found = np.searchsorted(self.shards[:-1], shards)
+        found = self.shards[:-1].searchsorted(shards)
         return self.firsts[found] if (self.shards[found] == shards).all() else None
 
 
 def _table(shards: NDArray[np.int64], cuts: Sequence[Cut]) -> _Table:
-    counts = [len(each.piece_of) for each in cuts]
     none = np.zeros(0, np.int64)
+    first_members = accumulate((len(each.piece_of) for each in cuts), initial=0)
+    first_pieces = accumulate((each.num_pieces for each in cuts), initial=0)
     return _Table(
         shards,
-        np.cumsum([0, *counts], dtype=np.int64)[:-1],
-        np.concatenate([none, *(shard << PLACE_BITS | cut.piece_of for shard, cut in zip(shards, cuts, strict=True))]),
+        np.array([*first_members][:-1], np.int64),
+        [(shard, piece) for shard, each in zip(shards.tolist(), cuts, strict=True) for piece in range(each.num_pieces)],
+        np.concatenate([none, *(each.piece_of + first for each, first in zip(cuts, first_pieces, strict=False))]),
         np.concatenate([none, *(each.within for each in cuts)]),
     )
 

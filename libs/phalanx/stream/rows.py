@@ -9,6 +9,7 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from phalanx.stream.parts import parts, parts_of_places, slices
 from phalanx.stream.segments import SegmentColumns, joined
 
 _AT_ONCE = 16
@@ -36,23 +37,13 @@ class ReadRows:
 
     def split(self, edges: NDArray[np.int64]) -> list[ReadRows]:
         """The windows between each two of `edges`, int64 [parts + 1], from 0 to n, as rows of their own."""
-        windows, segments = edges.tolist(), np.searchsorted(self.segment_window, edges).tolist()
-        parts = []
-        for part, first in enumerate(windows[:-1]):
-            of_window, of_segment = slice(first, windows[part + 1]), slice(segments[part], segments[part + 1])
-            parts.append(
-                ReadRows(
-                    self.position[of_window],
-                    self.weight[of_window],
-                    self.xxh3[of_window],
-                    self.segment_window[of_segment] - first,
-                    self.shard[of_segment],
-                    self.member[of_segment],
-                    self.offset[of_segment],
-                    self.length[of_segment],
-                )
-            )
-        return parts
+        windows, segments = slices(edges), slices(np.searchsorted(self.segment_window, edges))
+        columns = (
+            *(parts(column, windows) for column in (self.position, self.weight, self.xxh3)),
+            parts_of_places(self.segment_window, edges),
+            *(parts(column, segments) for column in (self.shard, self.member, self.offset, self.length)),
+        )
+        return [ReadRows(*each) for each in zip(*columns, strict=True)]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,15 +57,14 @@ class SlotSegments:
 
 def rows_of(
     positions: NDArray[np.int64], is_row: NDArray[np.bool_], weights: NDArray[np.float32], digests: NDArray[np.uint64],
-    parts: Sequence[SlotSegments],
+    read: Sequence[SlotSegments],
 ) -> ReadRows:  # fmt: skip
     """The rows of the slots where `is_row`, in the order of the slots. positions, is_row, weights: [slots]; digests: of
-    the rows alone. The segments of one slot are in one part.
+    the rows alone. The segments of one slot are in one of `read`.
     """
-    slot = np.concatenate([np.zeros(0, np.int64), *(part.slot for part in parts)])
-    segments = joined([part.segments for part in parts])
-    counts = [len(part.slot) for part in parts]
-    shard = segments.shard + np.repeat(np.array([part.first_shard for part in parts], np.int64), counts)
+    none, segments = np.zeros(0, np.int64), joined([part.segments for part in read])
+    slot = np.concatenate([none, *(part.slot for part in read)])
+    shard = np.concatenate([none, *(part.segments.shard + part.first_shard for part in read)])
     columns = [slot, shard, segments.member, segments.offset, segments.length]
     if (slot[1:] < slot[:-1]).any():
         order = np.argsort(slot, kind="stable")
@@ -84,7 +74,7 @@ def rows_of(
         position=positions[is_row],
         weight=weights[is_row],
         xxh3=digests,
-        segment_window=(np.cumsum(is_row) - 1)[slot],
+        segment_window=slot if is_row.all() else (np.cumsum(is_row) - 1)[slot],
         shard=shard,
         member=member,
         offset=offset,

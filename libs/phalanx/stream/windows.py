@@ -121,7 +121,7 @@ class MixtureReader:
 
     def _block_ahead(self, number: int) -> BlockAhead:
         def start(segments: SegmentColumns, budget_bytes: int) -> int:
-            return self._pieces.start(self._pieces.locate(number, segments), budget_bytes)
+            return self._pieces.start_segments(number, segments, budget_bytes)
 
         budget_bytes = self._pieces.cache_bytes // len(self._sources)
         return BlockAhead(self._sources[number].order, start, budget_bytes)
@@ -176,7 +176,7 @@ class MixtureReader:
     def _start(self, cuts: Sequence[WindowCut]) -> list[Located]:
         located = [self._pieces.locate(cut.source, cut.segments) for cut in cuts]
         for each in located:
-            self._pieces.start(each, self._pieces.cache_bytes)
+            self._pieces.start(each)
         return located
 
     def _tokens(
