@@ -1,12 +1,14 @@
 """Checkpoints side by side: ours and `torch.distributed.checkpoint` (DCP), one run, interleaved rounds, medians.
 
 Stall is all blocked time of the training thread: the call that saves, and the wait before the optimizer may change the
-tensors, with `--beside` seconds of matrix products (a forward and backward pass) in between; `at once` is the same with
-nothing in between. DCP: `async_save` as it comes, and with its stagers kept from save to save.
-Save to commit is from the call to the manifest, with all hashing, against one raw write and fsync of the same bytes;
-restore, every chunk verified, against `dcp.load`. The slow-down is of those products while an upload goes on.
+tensors. `beside` means with `--beside` seconds of matrix products (a forward and backward pass) in between and on until
+the checkpoint is there; `at once` is the same with nothing beside. DCP: `async_save` as it comes, and with each of its
+stagers that runs here, kept from save to save. Save to commit is from the call to the manifest, with all hashing,
+against one raw write and fsync of the same bytes under the same load; restore, every chunk verified, against
+`dcp.load`. The slow-down is of those products while an upload goes on. Before each of these the disk is idle (sync).
 
-python benchmarks/checkpoint/save.py [--mb 500 2200] [--ranks 1 2] [--rounds 3] [--folder DIR] [--json FILE]
+OMP_NUM_THREADS=1 python benchmarks/checkpoint/save.py [--gib 0.5 2.2] [--ranks 1 2] [--rounds 3] [--folder DIR]
+[--json FILE]: all four in about 8 minutes where the disk takes 1 GB/s. 2.2 GiB need 18 GB of memory.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save
 from phalanx.core.box import HeldTensor, whole
 from phalanx.lineage import Lineage, LoaderState, Manifest
 from phalanx.objects import open_store
-from phalanx.snapshot import commit
+from phalanx.snapshot import background, commit
 from phalanx.snapshot.restore import restore
 from phalanx.snapshot.writer import Writer
 
@@ -43,7 +45,9 @@ DEADLINE_S = 1800.0
 STAGERS = {
     "plain": StagingOptions(False, False, False, False),
     "shared": StagingOptions(False, True, False, False),
-}  # kept from save to save; pinned and asynchronous staging need CUDA
+    "async": StagingOptions(False, False, True, False),
+}  # the others need CUDA
+_SLICE_S = 0.02
 Figures = dict[str, float]
 
 
@@ -51,7 +55,7 @@ Figures = dict[str, float]
 class Setting:
     """One run of all ranks. beside_s: how long the stand-in for forward and backward takes."""
 
-    mb: int
+    gib: float
     world_size: int
     rounds: int
     beside_s: float
@@ -78,7 +82,7 @@ class Bench:
 
     def __init__(self, setting: Setting, rank: int) -> None:
         self.setting, self.rank = setting, rank
-        count = max(1, setting.mb * 1_000_000 // (4 * SHAPE[0] * SHAPE[1]) // setting.world_size)
+        count = max(1, int(setting.gib * 2**30) // (4 * SHAPE[0] * SHAPE[1]) // setting.world_size)
         names = [f"model.{rank}.{number}" for number in range(count)]
         self.tensors = {name: torch.randn(SHAPE) for name in names}
         self.num_bytes = sum(each.nbytes for each in self.tensors.values()) * setting.world_size
@@ -91,10 +95,29 @@ class Bench:
         self.writer = Writer(self.store, rank, setting.world_size, deadline_s=DEADLINE_S)
         self.writer.prepare(self.held).result(DEADLINE_S)
         self.stagers = {name: DefaultStager(options) for name, options in STAGERS.items()}
-        self.rates: list[tuple[float, float]] = []
+        self.rates: dict[str, list[float]] = {}
 
-    def raw_s(self, step: int) -> float:
-        """A raw write of the same bytes, with fsync."""
+    def begin(self) -> float:
+        """The moment at which all ranks begin, the disk idle."""
+        os.sync()
+        dist.barrier()
+        return time.perf_counter()
+
+    def work(self, seconds: float, done: Callable[[], bool], label: str) -> None:
+        """Products for `seconds`; their rate is kept for as long as it is not `done()`."""
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            was_done, rate = done(), compute(_SLICE_S) / _SLICE_S
+            if not was_done:
+                self.rates.setdefault(label, []).append(rate)
+
+    def work_until(self, done: Callable[[], bool], label: str) -> None:
+        """Products until it is `done()`."""
+        while not done():
+            self.work(_SLICE_S, done, label)
+
+    def raw_s(self, step: int, beside_s: float) -> float:
+        """A raw write of the same bytes, with fsync; products beside it or not."""
         path = self.setting.folder / f"raw-{self.rank}-{step}"
 
         def act() -> None:
@@ -103,21 +126,27 @@ class Bench:
                     file.write(each.numpy().data)
                 os.fsync(file.fileno())
 
+        start = self.begin()
+        if beside_s:
+            writing = background.begin(act, "raw-write")
+            self.work_until(writing.done, "raw")
+            writing.result(DEADLINE_S)
+        else:
+            act()
         dist.barrier()
-        seconds = timed(act)
+        seconds = time.perf_counter() - start
         path.unlink()
         return seconds
 
     def ours(self, step: int, beside_s: float) -> Figures:
-        """Stall, save to commit; the rate of products beside capture and upload."""
-        dist.barrier()
-        start = time.perf_counter()
+        """Stall, save to commit; the rate of products beside the upload."""
+        start = self.begin()
         pending = self.writer.begin(1, step, self.held)
         stall_s = time.perf_counter() - start
-        compute(beside_s)
+        self.work(beside_s, pending.done, "ours")
         stall_s += timed(lambda: pending.wait_captured(DEADLINE_S))
-        while beside_s and not pending.done():
-            self.rates.append((time.perf_counter(), compute(0.05) / 0.05))
+        if beside_s:
+            self.work_until(pending.done, "ours")
         pending.wait(DEADLINE_S)
         if self.rank == 0:
             loader = LoaderState(step, step)
@@ -129,16 +158,18 @@ class Bench:
     def theirs(self, step: int, beside_s: float, stager: str | None) -> Figures:
         """The same of DCP; stager None: `async_save` as it comes."""
         path = self.setting.folder / f"dcp-{step}"
-        dist.barrier()
-        start = time.perf_counter()
         chosen: Any = None if stager is None else self.stagers[stager]
+        start = self.begin()
         response: Any = async_save(self.tensors, checkpoint_id=path, async_stager=chosen)
         stall_s = time.perf_counter() - start
-        compute(beside_s)
+        upload = getattr(response, "upload_completion", response)
+        self.work(beside_s, upload.done, "dcp")
         staged = getattr(response, "staging_completion", None)
         if staged is not None:
             stall_s += timed(staged.result)
-        getattr(response, "upload_completion", response).result()
+        if beside_s:
+            self.work_until(upload.done, "dcp")
+        upload.result()
         dist.barrier()
         return {"stall_s": stall_s, "commit_s": time.perf_counter() - start}
 
@@ -147,51 +178,52 @@ class Bench:
         target = {name: torch.zeros_like(each) for name, each in self.tensors.items()}
         held = [HeldTensor(name, SHAPE, whole(SHAPE), each) for name, each in target.items()]
         manifest = next(m for m in map(self.lineage.manifest, self.lineage.checkpoints()) if m.step == ours)
-        dist.barrier()
+        self.begin()
         ours_s = timed(lambda: restore(self.store, manifest, held))
         assert all(torch.equal(each, self.tensors[name]) for name, each in target.items())
         for each in target.values():
             each.zero_()
-        dist.barrier()
+        self.begin()
         theirs_s = timed(lambda: load(target, checkpoint_id=self.setting.folder / f"dcp-{theirs}"))
         return {"restore_s": ours_s, "dcp_load_s": theirs_s}
 
     def round(self, number: int) -> Figures:
-        """Everything once. Folders of DCP are removed as soon as they were read."""
-        beside_s, step, found = self.setting.beside_s, 100 * number, Figures()
-        found["raw_write_s"] = self.raw_s(step)
-        for key, seconds in (("", beside_s), ("at_once_", 0.0)):
-            step += 1
-            found |= {f"{key}{name}": value for name, value in self.ours(step, seconds).items()}
-            if key == "":
-                ours_step = step
+        """Everything once, each pair in turn first. Folders of DCP are removed as soon as they were read."""
+        found, step = Figures(), 100 * number
+        for key, beside_s in (("at_once_", 0.0), ("beside_", self.setting.beside_s)):
+            for is_raw in (True, False) if number % 2 else (False, True):
+                each = {"raw_s": self.raw_s(step, beside_s)} if is_raw else self.ours(step, beside_s)
+                found |= {f"{key}{name}": value for name, value in each.items()}
+            ours_step = step
             for stager in (None, *self.stagers):
                 step += 1
-                label = f"{key}dcp_{(stager or 'default').replace(' ', '_')}_"
-                found |= {f"{label}{name}": value for name, value in self.theirs(step, seconds, stager).items()}
-                if stager is None and key == "":
+                label = f"{key}dcp_{stager or 'default'}_"
+                found |= {f"{label}{name}": value for name, value in self.theirs(step, beside_s, stager).items()}
+                if stager is None and key == "at_once_":
                     found |= self.restores(ours_step, step)
                 dist.barrier()
                 if self.rank == 0:
                     shutil.rmtree(self.setting.folder / f"dcp-{step}")
-        found["products_beside_upload"] = median(rate for _, rate in self.rates) if self.rates else 0.0
+            step += 1
+        found |= {f"products_beside_{label}": median(self.rates[label]) for label in ("ours", "raw", "dcp")}
         found["products_alone"] = compute(0.5) / 0.5
         self.rates.clear()
         return found
 
 
 def one_rank(setting: Setting, rank: int, answers: Any) -> None:
-    """All rounds; rank 0 answers with the slowest rank's median of each figure (stalls and times)."""
+    """All rounds; rank 0 answers with the slowest rank's median of each figure."""
+    torch.set_num_threads(1)
     init = f"file://{setting.folder}/rendezvous"
     dist.init_process_group("gloo", init_method=init, rank=rank, world_size=setting.world_size)
     bench = Bench(setting, rank)
-    rounds = [bench.round(number) for number in range(1, setting.rounds + 1)]
+    rounds = [bench.round(number) for number in range(setting.rounds + 1)][1:]  # the first one touches memory
     medians = {name: median(each[name] for each in rounds) for name in rounds[0]}
     gathered: list[Any] = [None] * setting.world_size
     dist.all_gather_object(gathered, medians)
     if rank == 0:
         worst = {name: max(each[name] for each in gathered) for name in medians}
-        answers.put({"mb": bench.num_bytes // 1_000_000, **worst})
+        answers.put({"gib": bench.num_bytes / 2**30, **worst})
     for stager in bench.stagers.values():
         stager.close()
     dist.destroy_process_group()
@@ -211,37 +243,51 @@ def measured(setting: Setting) -> Figures:
 
 
 def ratios(found: Figures) -> Figures:
-    """Ours by the peer's, as the targets are stated."""
-    stagers = [found[f"dcp_{name.replace(' ', '_')}_stall_s"] for name in STAGERS]
-    return {
-        "stall / dcp default (<= 0.5)": found["stall_s"] / found["dcp_default_stall_s"],
-        "stall / dcp best stager (<= 1)": found["stall_s"] / min(stagers),
-        "save to commit / raw write (<= 1.15)": found["commit_s"] / found["raw_write_s"],
-        "restore / dcp.load (<= 1)": found["restore_s"] / found["dcp_load_s"],
-        "products beside upload / alone": found["products_beside_upload"] / found["products_alone"],
-    }
+    """Ours by the peer's, as the targets are stated, and the rates of products while uploads go on."""
+    said = {}
+    for key, label in (("at_once_", "at once"), ("beside_", "beside")):
+        stagers = [found[f"{key}dcp_{name}_stall_s"] for name in STAGERS]
+        said[f"stall / dcp default, {label} (<= 0.5)"] = found[f"{key}stall_s"] / found[f"{key}dcp_default_stall_s"]
+        said[f"stall / dcp best stager, {label} (<= 1)"] = found[f"{key}stall_s"] / min(stagers)
+        said[f"save to commit / raw write, {label} (<= 1.15)"] = found[f"{key}commit_s"] / found[f"{key}raw_s"]
+    said["restore / dcp.load (<= 1)"] = found["restore_s"] / found["dcp_load_s"]
+    for name in ("ours", "raw", "dcp"):
+        said[f"products beside {name} / alone"] = found[f"products_beside_{name}"] / found["products_alone"]
+    return said
+
+
+def table(columns: list[dict[str, Any]], rounds: int) -> str:
+    """What was found, a column for each size and number of ranks."""
+    heads = [f"{each['gib']:.1f} GiB, {each['ranks']} rank(s)" for each in columns]
+    lines = [f"| median of {rounds}, slowest rank | {' | '.join(heads)} |", "|---" * (1 + len(heads)) + "|"]
+    for part in ("figures", "ratios"):
+        rows = {name: " | ".join(f"{each[part][name]:.3f}" for each in columns) for name in columns[0][part]}
+        lines += [f"| {name} | {values} |" for name, values in rows.items()]
+    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mb", type=int, nargs="+", default=[500, 2200])
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gib", type=float, nargs="+", default=[0.5, 2.2])
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--beside", type=float, default=1.0)
+    parser.add_argument("--rounds", type=int, default=3, help="measured ones; one more goes before them")
+    parser.add_argument("--beside", type=float, default=1.0, help="seconds of products between a save and the update")
     parser.add_argument("--folder", type=Path, default=None)
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
-    results = []
-    for mb in options.mb:
+    columns: list[dict[str, Any]] = []
+    for gib in options.gib:
         for world_size in options.ranks:
+            load, began = os.getloadavg()[0], time.perf_counter()
             with tempfile.TemporaryDirectory(dir=options.folder) as name:
-                found = measured(Setting(mb, world_size, options.rounds, options.beside, Path(name)))
-            results.append({"ranks": world_size, **found, "ratios": ratios(found)})
-            print(f"{found['mb']} MB, {world_size} rank(s), median of {options.rounds}, slowest rank")
-            for key, value in {**found, **ratios(found)}.items():
-                print(f"  {key:42} {value:10.3f}")
+                found = measured(Setting(gib, world_size, options.rounds, options.beside, Path(name)))
+            said = ratios(found)
+            columns.append({"gib": found.pop("gib"), "ranks": world_size, "figures": found, "ratios": said})
+            print(f"{gib:g} GiB, {world_size} rank(s): {time.perf_counter() - began:.0f} s, load before {load:.1f}")
+            print("\n".join(f"  {key:46} {value:8.3f}" for key, value in said.items()), flush=True)
+    print(table(columns, options.rounds))
     if options.json:
-        options.json.write_text(json.dumps(results, indent=1))
+        options.json.write_text(json.dumps(columns, indent=1))
 
 
 if __name__ == "__main__":
