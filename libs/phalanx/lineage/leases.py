@@ -7,8 +7,10 @@ once nothing of it has changed for `expiry_s` of the collector's own monotonic c
 
 A reader and a removal cannot miss each other. The reader creates its lease, then asks whether a removal has marked the
 checkpoint; the removal marks it (a lease of the purpose `removal`), then asks whether anybody has a lease. Whoever
-comes second gives way. Nor can a lease be lost unnoticed, where its holder was stopped for longer than the expiry: a
-removal begins with the manifest, which never comes back, and the holder looks for it at the end.
+comes second gives way. A removal renews its mark, and a reader waits a little for a mark to go: one of which nothing
+changes was left by a removal that was killed, and keeps nobody out. Nor can a lease be lost unnoticed, where its holder
+was stopped for longer than the expiry: a removal begins with the manifest, which never comes back, and the holder looks
+for it at the end.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +36,10 @@ from phalanx.objects import ObjectMissing, ObjectStore, StoreDenied, StoreError
 
 RENEW_S: Final = 10.0
 REMOVAL: Final = "removal"
+MARK_RENEW_S: Final = 2.0
+MARK_EXPIRY_S: Final = 6 * MARK_RENEW_S
+PATIENCE_S: Final = 2 * MARK_EXPIRY_S
+_LOOK_S: Final = 0.25
 _LOG = logging.getLogger(__name__)
 
 
@@ -65,6 +72,7 @@ class Lease:
         self.name = f"{purpose}-{uuid.uuid4().hex}"
         self._lock = threading.Lock()
         self._number = 0
+        self._renewed_s = float("-inf")
         self._left: set[int] = set()
         self._ended = threading.Event()
 
@@ -73,7 +81,7 @@ class Lease:
         with self._lock:
             if self._ended.is_set():
                 return
-            number, old = self._number + 1, set(self._left)
+            number, old, begun_s = self._number + 1, set(self._left), time.monotonic()
             note = LeaseNote(self._ref.attempt, self._ref.step, self._purpose, number, _holder())
             self._left.add(number)
             try:
@@ -81,8 +89,12 @@ class Lease:
             except StoreDenied:
                 self._left.discard(number)  # nothing is there, and nothing could be deleted
                 raise
-            self._number = number
+            self._number, self._renewed_s = number, begun_s
             self._delete(old)
+
+    def age_s(self) -> float:
+        """Seconds since the last sign of life that storage took."""
+        return time.monotonic() - self._renewed_s
 
     def end(self) -> None:
         """Removes the lease; where that fails it expires by itself."""
@@ -113,8 +125,9 @@ def leased(store: ObjectStore, ref: CheckpointRef, purpose: str, *, renew_s: flo
     inside too: one that is not there is not made to be.
 
     purpose: one word of lower-case letters, for whoever asks why the checkpoint stays. A reader that may not write to
-    the store goes on without a lease, and a warning says so. Raises BeingRemoved where the checkpoint is being removed
-    right now, CheckpointRemoved at the end where it was removed nonetheless (the reader was stopped for long).
+    the store goes on without a lease, and a warning says so. Waits, some seconds at most, for a removal that has begun;
+    raises BeingRemoved where that takes the checkpoint, CheckpointRemoved at the end where it was removed nonetheless
+    (the reader was stopped for long).
     """
     lease = Lease(store, ref, purpose)
     renewing = threading.Thread(target=lease.keep_renewing, args=(renew_s,), name=f"lease {ref}", daemon=True)
@@ -141,23 +154,54 @@ def _taken(lease: Lease, store: ObjectStore, ref: CheckpointRef) -> bool:
     except StoreDenied as error:
         _LOG.warning("checkpoint %s is read without a lease, so retention may remove it meanwhile: %s", ref, error)
         return False
-    if any(is_mark(name) for name in _names(store, ref)):
-        raise BeingRemoved(
-            f"checkpoint {ref} at {store.url}",
-            value="being removed",
-            expected="one that retention keeps",
-            remedy="choose another; a removal that was killed is finished by the next `phalanx checkpoint prune`",
-        )
+    _wait_for_marks(store, ref)
     return True
 
 
-def removal_mark(store: ObjectStore, ref: CheckpointRef) -> Lease:
-    """Marks a checkpoint as being removed: from now on no reader takes a lease on it. Whoever marks it asks `readers`
-    afterwards, and ends the mark once the manifest is gone or is to stay.
+def _wait_for_marks(store: ObjectStore, ref: CheckpointRef) -> None:
+    """Waits until no removal of the checkpoint is under way; BeingRemoved where it is removed, or that takes long."""
+    begun_s = since_s = time.monotonic()
+    seen: set[str] = set()
+    while marks := _marks(store, ref):
+        now_s = time.monotonic()
+        if marks != seen:
+            seen, since_s = marks, now_s
+        if now_s - begun_s >= PATIENCE_S:
+            raise _being_removed(store, ref)
+        if now_s - since_s >= MARK_EXPIRY_S:
+            _LOG.warning("checkpoint %s was marked by a removal that ended before it removed anything", ref)
+            return
+        time.sleep(_LOOK_S)
+    if seen and not _has_manifest(store, ref):
+        raise _being_removed(store, ref)
+
+
+def _being_removed(store: ObjectStore, ref: CheckpointRef) -> BeingRemoved:
+    return BeingRemoved(
+        f"checkpoint {ref} at {store.url}",
+        value="being removed",
+        expected="one that retention keeps",
+        remedy="choose another; a removal that was killed is finished by the next `phalanx checkpoint prune`",
+    )
+
+
+@contextmanager
+def removal_mark(store: ObjectStore, ref: CheckpointRef) -> Iterator[Lease]:
+    """Marks a checkpoint as being removed: inside the block no reader takes a lease on it, as long as the mark is
+    renewed. Whoever marks it asks `readers` afterwards, and `may_remove` right before the manifest goes.
     """
     mark = Lease(store, ref, REMOVAL)
     mark.renew()
-    return mark
+    threading.Thread(target=mark.keep_renewing, args=(MARK_RENEW_S,), name=f"mark {ref}", daemon=True).start()
+    try:
+        yield mark
+    finally:
+        mark.end()
+
+
+def may_remove(mark: Lease) -> bool:
+    """Whether no reader can take the mark for left behind before the manifest is gone, this process being slow."""
+    return mark.age_s() < MARK_EXPIRY_S / 2
 
 
 def is_mark(name: str) -> bool:
@@ -165,9 +209,10 @@ def is_mark(name: str) -> bool:
     return name.startswith(f"{REMOVAL}-")
 
 
-def _names(store: ObjectStore, ref: CheckpointRef) -> set[str]:
-    found = (keys.lease_parts(info.key) for info in store.list(keys.leases_of(ref)))
-    return {parts[1] for parts in found if parts is not None}
+def _marks(store: ObjectStore, ref: CheckpointRef) -> set[str]:
+    """The keys of the marks on a checkpoint; they change with each renewal."""
+    listed = ((info.key, keys.lease_parts(info.key)) for info in store.list(keys.leases_of(ref)))
+    return {key for key, parts in listed if parts is not None and is_mark(parts[1])}
 
 
 def _has_manifest(store: ObjectStore, ref: CheckpointRef) -> bool:

@@ -22,7 +22,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from phalanx.checkpoint.facts import Decision, Facts
@@ -30,7 +30,7 @@ from phalanx.checkpoint.looking import Outlook
 from phalanx.checkpoint.retention import decide, needed_why
 from phalanx.lineage import CheckpointRef, Lineage, keys
 from phalanx.lineage.lease_book import LeaseBook
-from phalanx.lineage.leases import removal_mark
+from phalanx.lineage.leases import may_remove, removal_mark
 from phalanx.lineage.promotions import promote
 from phalanx.objects import ObjectInfo, ObjectStore, StoreDenied, StoreError
 
@@ -220,12 +220,14 @@ class Collector:
         """Deletes these of a folder; False, and nothing is touched, where somebody has a lease on the checkpoint."""
         manifest = keys.manifest(ref)
         if manifest in ripe:
-            with self._marked(ref) as is_free:
-                if not is_free:
+            with removal_mark(self._store, ref) as mark:
+                if self._leases.readers_of(ref) is not None:
                     return False
                 self._check(outlook)  # whoever pinned it under a lease that has ended is seen by this, and only by this
                 if outlook.facts.is_live(ref):
                     Lineage(self._store).retire(ref)
+                if not may_remove(mark):
+                    return False
                 self._store.delete(manifest)
         rest = ripe - {manifest}
         parts = {key for key in rest if key.startswith(keys.parts(ref))}
@@ -234,15 +236,6 @@ class Collector:
                 for _ in pool.map(self._store.delete, sorted(group)):
                     pass
         return True
-
-    @contextmanager
-    def _marked(self, ref: CheckpointRef) -> Iterator[bool]:
-        """Keeps new readers out inside the block; True where none is there."""
-        mark = removal_mark(self._store, ref)
-        try:
-            yield self._leases.readers_of(ref) is None
-        finally:
-            mark.end()
 
 
 def _is_over(ref: CheckpointRef, outlook: Outlook) -> bool:

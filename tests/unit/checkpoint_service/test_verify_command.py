@@ -11,8 +11,8 @@ from support import checkpoints
 
 from phalanx.cli.checkpoint import register
 from phalanx.cli.errors import run_reporting_errors
-from phalanx.lineage import CheckpointRef
-from phalanx.lineage.leases import removal_mark
+from phalanx.lineage import CheckpointRef, leases
+from phalanx.lineage.leases import Lease
 from phalanx.objects import ObjectStore, open_store
 from phalanx.snapshot.verify import DamagedChunks
 
@@ -40,7 +40,9 @@ def verify(
 
 def test_verify_of_a_checkpoint_that_is_being_removed_tells_it_and_checks_the_others(job, monkeypatch, capsys) -> None:
     """Case 4, 15: it is no damage; asked for by its step it is an error."""
-    mark = removal_mark(job, CheckpointRef(1, 5))
+    monkeypatch.setattr(leases, "PATIENCE_S", 0.0)
+    mark = Lease(job, CheckpointRef(1, 5), "removal")
+    mark.renew()
     code, out, _ = verify(monkeypatch, capsys, job.url, "--json")
     rows = json.loads(out)["checkpoints"]
     assert code == 0 and [(row["step"], row["removed"], row["damages"]) for row in rows] == [

@@ -9,9 +9,9 @@ import pytest
 from support.checkpoints import open_attempt, save
 
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage import CheckpointRef, keys
+from phalanx.lineage import CheckpointRef, keys, leases
 from phalanx.lineage.lease_book import EXPIRY_S, LeaseBook
-from phalanx.lineage.leases import CheckpointRemoved, Lease, leased, removal_mark
+from phalanx.lineage.leases import BeingRemoved, CheckpointRemoved, Lease, leased, may_remove, removal_mark
 from phalanx.objects import StoreDenied, StoreError, open_store
 from phalanx.objects.faults import Fault, FaultyStore, fail_after, fail_before, number_is, on
 
@@ -130,29 +130,71 @@ def test_lease_whose_reader_is_killed_at_any_operation_expires_and_is_swept(stor
     raise AssertionError("no reader went through")
 
 
-def test_lease_on_a_checkpoint_that_is_being_removed_is_refused_by_name(store):
-    """Case 4, 15: the mark comes first, so the reader gives way; taken back, it reads."""
-    mark = removal_mark(store, REF)
-    assert LeaseBook(store).readers() == {}
-    with pytest.raises(PhalanxError, match=r"attempt 1 step 2 .*being removed"), leased(store, REF, "export"):
-        raise AssertionError("the block must not begin")
-    with leased(store, OTHER, "export"):
-        pass
-    mark.end()
+def test_lease_on_a_checkpoint_that_is_being_removed_is_refused_by_name(store, monkeypatch):
+    """Case 4, 15: the mark comes first and lives, so the reader gives way; taken back, it reads."""
+    monkeypatch.setattr(leases, "MARK_RENEW_S", 0.01)
+    monkeypatch.setattr(leases, "PATIENCE_S", 0.3)
+    with removal_mark(store, REF) as mark:
+        assert LeaseBook(store).readers() == {} and may_remove(mark)
+        with pytest.raises(BeingRemoved, match=r"attempt 1 step 2 .*being removed"), leased(store, REF, "export"):
+            raise AssertionError("the block must not begin")
+        with leased(store, OTHER, "export"):
+            pass
     with leased(store, REF, "export"):
         pass
     assert lease_keys(store) == []
 
 
-def test_lease_and_mark_see_each_other_whichever_operation_comes_between(store):
+@pytest.mark.parametrize("is_taken", [False, True])
+def test_reader_waits_for_a_removal_that_is_under_way(store, is_taken):
+    """Case 4, 15: it reads what the removal leaves after all, and is told of what it took."""
+    mark = Lease(store, REF, "removal")
+    mark.renew()
+
+    def ends(_):
+        if is_taken:
+            store.delete(keys.manifest(REF))
+        mark.end()
+
+    watched = FaultyStore(store, [Fault(on("list", nth=1), before=ends)])
+    is_reading = False
+    try:
+        with leased(watched, REF, "export"):
+            is_reading = True
+    except BeingRemoved:
+        assert is_taken
+    assert is_reading is not is_taken and lease_keys(store) == []
+
+
+def test_mark_of_a_removal_that_was_killed_keeps_no_reader_out(store, monkeypatch, caplog):
+    """Case 4: killed between its mark and the manifest; no collector has to come first."""
+    monkeypatch.setattr(leases, "MARK_EXPIRY_S", 0.3)
+    mark = Lease(store, REF, "removal")
+    mark.renew()
+    with caplog.at_level(logging.WARNING), leased(store, REF, "export"):
+        assert LeaseBook(store).readers_of(REF) is not None
+    assert "marked by a removal that ended" in caplog.text
+    assert lease_keys(store) == [keys.lease(REF, mark.name, 1)]
+
+
+def test_removal_that_stood_still_finds_that_its_mark_may_be_taken_for_left_behind(store, monkeypatch):
+    with removal_mark(store, REF) as mark:
+        assert may_remove(mark)
+        monkeypatch.setattr(leases, "MARK_EXPIRY_S", 0.0)
+        assert not may_remove(mark)
+
+
+def test_lease_and_mark_see_each_other_whichever_operation_comes_between(store, monkeypatch):
     """Case 4, 15: a removal that begins between any two storage operations of a reader's start; one of them gives
     way.
     """
+    monkeypatch.setattr(leases, "PATIENCE_S", 0.0)
     for number in range(3):
         seen = []
 
         def remove(_, seen=seen):
-            mark = removal_mark(store, REF)
+            mark = Lease(store, REF, "removal")
+            mark.renew()
             seen.append(LeaseBook(store).readers_of(REF))
             seen.append(mark)
 
