@@ -68,10 +68,10 @@ def test_job_goes_its_way_through_every_command_and_a_restart_of_everything(corp
         submitted = running.told("job", "submit", path, "--request-id", "once")
         assert (submitted["name"], submitted["state"]) == ("projects/default/jobs/tiny", "queued")
         assert running.told("job", "submit", path, "--request-id", "once")["name"] == submitted["name"]
-        (mine,) = running.told(
-            "job", "ls", "--mine", "--state", "queued", "--state", "preparing", "--state", "starting"
-        )["jobs"]
+        any_of = [word for state in ("queued", "preparing", "starting", "running") for word in ("--state", state)]
+        (mine,) = running.told("job", "ls", "--mine", *any_of)["jobs"]
         assert mine["owner"] == submitted["owner"] != ""
+        assert running.told("job", "ls", "--state", "stopped")["jobs"] == []
         with (
             running.client() as client,
             following(running, "job", "watch", "tiny", "--json") as watch,
