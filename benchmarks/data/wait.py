@@ -33,7 +33,7 @@ def main() -> None:
     job_file = ROOT / "examples" / "demo.toml"
     subprocess.run([*phalanx, "run", str(job_file), *overrides], check=True, stdout=subprocess.DEVNULL)
     lineage = Lineage(job_store(load_job(job_file, settings)))
-    steps = StepRows.concatenate([rows for _, rows in lineage.live_records()])
+    steps = StepRows.concatenate([rows for _, rows in lineage.records.live()])
     later = steps.step > 1
     wait_s, step_s = steps.data_wait_s[later], steps.step_time_s[later]
     waited, wait_ms, step_ms = wait_s.sum() / step_s.sum(), np.median(wait_s) * 1e3, np.median(step_s) * 1e3

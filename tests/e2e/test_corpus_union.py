@@ -31,7 +31,7 @@ def uncovered_and_repeated(job) -> tuple[int, int]:
     members = {}
     store = store_at(job, job.data.train)
     index_of = ShardIndices(store, split, capacity=split.num_shards)
-    for rows, _ in Lineage(job_store(job)).live_records():
+    for rows, _ in Lineage(job_store(job)).records.live():
         before = np.cumsum(rows.length) - rows.length
         first_of_window = before[np.searchsorted(rows.segment_window, rows.segment_window)]
         place = rows.position[rows.segment_window] * seq_len + before - first_of_window

@@ -38,7 +38,7 @@ def code(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def windows_read(path: Path) -> dict[int, int]:
     """The digest of what the model received of each window of the live lineage, by position."""
-    rows = [windows for windows, _ in lineage_of(path).live_records()]
+    rows = [windows for windows, _ in lineage_of(path).records.live()]
     return {
         position: digest
         for each in rows

@@ -110,7 +110,7 @@ def test_hang_is_found_within_its_allowance(shared: Services, corpus: str, tmp_p
     assert "doze_off" in recovering.cause.detail or "doze_off" in recovering.cause.where, recovering.cause
     took_s = datetime.fromisoformat(recovering.time).timestamp() - (tmp_path / "happened").stat().st_mtime
     # Steps 1 to 27 are the first attempt's: its last checkpoint before the hang is of step 28.
-    times_s = np.concatenate([steps.step_time_s[steps.step < 28] for _, steps in lineage_of(path).live_records()])
+    times_s = np.concatenate([steps.step_time_s[steps.step < 28] for _, steps in lineage_of(path).records.live()])
     allowed_s = max(FLOOR_S, FACTOR * float(np.quantile(times_s, 0.99)))
     print(f"hang to event: {took_s:.2f} s of {allowed_s:.2f} s")  # noqa: T201
     assert took_s < allowed_s + SLACK_S

@@ -130,7 +130,7 @@ def _write_records(store: ObjectStore, ref: CheckpointRef, first_step: int, loss
         length=np.full(count, 8, np.int64),
     )
     rows = StepRows.concatenate(()) if loss is None else _step_rows(steps, loss)
-    return Lineage(store).put_records(ref.attempt, 0, first_step, ref.step, windows, rows)
+    return Lineage(store).records.put(ref.attempt, 0, first_step, ref.step, windows, rows)
 
 
 def _step_rows(steps: np.ndarray, loss: float) -> StepRows:

@@ -350,7 +350,7 @@ def newest_tensors(path: Path) -> dict[str, np.ndarray]:
 
 def losses_of(path: Path, *overrides: str) -> dict[int, float]:
     """The loss of each step on the live chain."""
-    rows = (steps for _, steps in lineage_of(path, *overrides).live_records())
+    rows = (steps for _, steps in lineage_of(path, *overrides).records.live())
     return {int(step): float(loss) for each in rows for step, loss in zip(each.step, each.loss, strict=True)}
 
 

@@ -45,7 +45,7 @@ def run_rank(job: Job, attempt: int, rank: int, world: int, first: int, last: in
             rows.append(WindowRows(step=np.full(len(read.position), step), **columns))
             say(f"step {step}")
             if step % every == 0 or step == last:
-                ref = lineage.put_records(attempt, rank, begun, step, WindowRows.concatenate(rows), None)
+                ref = lineage.records.put(attempt, rank, begun, step, WindowRows.concatenate(rows), None)
                 say(f"saved {step} {json.dumps(asdict(ref))}")
                 rows, begun = [], step + 1
 

@@ -2,8 +2,8 @@
 nothing half-written.
 
 Nothing is cached: who opens an attempt lists and reads anew. A reply that was lost after the object had been created is
-recognised by the object's bytes. Keys are in `keys`, the live rule in `chain`, the byte forms in `encoding` and
-`records`.
+recognised by the object's bytes (`job_objects`). Keys are in `keys`, the live rule in `chain`, the byte forms in
+`encoding`; the step records are in `step_records`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from phalanx.core.digest import xxh3
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import keys
 from phalanx.lineage.chain import Link, walk
-from phalanx.lineage.encoding import Stored, decode, encode
+from phalanx.lineage.encoding import decode, encode
 from phalanx.lineage.errors import DamagedObject
 from phalanx.lineage.job import position_after, require_same_identity, require_same_origin
+from phalanx.lineage.job_objects import JobObjects
 from phalanx.lineage.journal import journal_digest
 from phalanx.lineage.lists import decode_refs
-from phalanx.lineage.records import StepRows, WindowRows, decode_records, encode_records
+from phalanx.lineage.step_records import StepRecords
 from phalanx.lineage.values import (
     Attempt,
     CheckpointRef,
@@ -31,7 +32,6 @@ from phalanx.lineage.values import (
     JournalEntry,
     Manifest,
     ObjectRef,
-    RecordsName,
 )
 from phalanx.objects import ObjectExists, ObjectMissing, ObjectStore
 
@@ -51,8 +51,9 @@ class Lineage:
     """
 
     def __init__(self, store: ObjectStore, new_request_id: Callable[[], str] = _new_request_id) -> None:
-        self._store = store
+        self._store, self._objects = store, JobObjects(store)
         self._new_request_id = new_request_id
+        self.records = StepRecords(self, self._objects)
 
     # The job.
 
@@ -73,7 +74,7 @@ class Lineage:
         try:
             self._store.create(keys.JOB, encode(job))
         except ObjectExists:
-            stored = self._read(JobRecord, keys.JOB)
+            stored = self._objects.read(JobRecord, keys.JOB)
             require_same_identity(stored, job, self._store.url)
             require_same_origin(stored, job, self._store.url)
             return stored
@@ -152,7 +153,7 @@ class Lineage:
                 dict(placement),
                 request,
             )
-            if self._created(keys.attempt(number), encode(attempt)):
+            if self._objects.created(keys.attempt(number), encode(attempt)):
                 return attempt
 
     def open_import(self, origin: ForkPoint, *, code_digest: str, identity_digest: str) -> Attempt:
@@ -162,7 +163,7 @@ class Lineage:
         placement = {"import": origin.plain()}
         none = journal_digest(())
         attempt = Attempt(1, None, (), none, code_digest, identity_digest, placement, f"import of {origin}")
-        if self._created(keys.attempt(1), encode(attempt)):
+        if self._objects.created(keys.attempt(1), encode(attempt)):
             return attempt
         found = self._attempt(1)
         if (found.placement, found.identity_digest) != (placement, identity_digest):
@@ -197,7 +198,7 @@ class Lineage:
         """
         for info in self._store.list(keys.JOURNAL):
             try:
-                entry = self._read(JournalEntry, info.key)
+                entry = self._objects.read(JournalEntry, info.key)
                 if keys.journal_entry(entry.attempt, entry.number) != info.key:
                     raise DamagedObject(info.key, f"says that it is entry {entry.number} of attempt {entry.attempt}")
             except DamagedObject as error:
@@ -222,57 +223,8 @@ class Lineage:
                 if entry.request_id == request:
                     return entry
             entry = JournalEntry(attempt, len(entries) + 1, kind, position, dict(payload), request)
-            if self._created(keys.journal_entry(attempt, entry.number), encode(entry)):
+            if self._objects.created(keys.journal_entry(attempt, entry.number), encode(entry)):
                 return entry
-
-    # Step records.
-
-    def put_records(
-        self,
-        attempt: int,
-        rank: int,
-        first_step: int,
-        last_step: int,
-        windows: WindowRows | None,
-        steps: StepRows | None,
-    ) -> ObjectRef:
-        """Stores what `rank` records of the steps first_step .. last_step (both included); the same rows again are
-        recognised.
-
-        Raises ValueError for rows of other steps, DamagedObject if other rows are stored there.
-        """
-        name = RecordsName(attempt, rank, first_step, last_step)
-        none = (WindowRows.concatenate(()), StepRows.concatenate(()))
-        data = encode_records(name, windows or none[0], steps or none[1])
-        self._create_once(keys.records(name), data)
-        return ObjectRef(keys.records(name), len(data), xxh3(data))
-
-    def read_records(self, ref: ObjectRef) -> tuple[WindowRows, StepRows]:
-        """The rows of one records object, verified against size and digest of `ref`."""
-        name = keys.records_name(ref.key)
-        if name is None:
-            raise DamagedObject(ref.key, "is named as step records, but its key is none of theirs")
-        return decode_records(ref.key, name, self.read_verified(ref))
-
-    def live_record_refs(self) -> Iterator[ObjectRef]:
-        """The records objects that the live checkpoints name, those that were retired included, oldest first."""
-        for link in self.chain():
-            listed = self._store.list(keys.checkpoints_of(link.attempt.number))
-            refs = (keys.manifest_ref(info.key) or keys.retired_ref(info.key) for info in listed)
-            for ref in sorted({ref for ref in refs if ref is not None and link.has_step(ref.step)}):
-                yield from self.record_refs(self._root(ref))
-
-    def live_records(self) -> Iterator[tuple[WindowRows, StepRows]]:
-        """The records of the live chain, one object (a rank's, up to one checkpoint) at a time."""
-        return (self.read_records(ref) for ref in self.live_record_refs())
-
-    def last_recorded_steps(self) -> dict[int, int]:
-        """For each attempt, live or not, the last step of which it stored records (its parent's step if of none)."""
-        last = {}
-        for attempt in self.attempts():
-            names = (keys.records_name(info.key) for info in self._store.list(keys.records_of(attempt.number)))
-            last[attempt.number] = max((name.last_step for name in names if name), default=attempt.start_step)
-        return last
 
     # Checkpoints.
 
@@ -288,21 +240,15 @@ class Lineage:
         data = encode(manifest)
         if len(data) >= MAX_MANIFEST_BYTES:
             raise ValueError(f"manifest root of {len(data)} bytes; expected less than {MAX_MANIFEST_BYTES}")
-        self._create_once(keys.manifest(manifest.ref), data)
+        self._objects.create_once(keys.manifest(manifest.ref), data)
 
     def manifest(self, ref: CheckpointRef) -> Manifest:
         """The manifest of a checkpoint, read anew and checked."""
         key = keys.manifest(ref)
-        manifest = self._read(Manifest, key)
+        manifest = self._objects.read(Manifest, key)
         if manifest.ref != ref:
             raise DamagedObject(key, f"says that it is {manifest.ref}")
         return manifest
-
-    def record_refs(self, manifest: Manifest) -> Iterator[ObjectRef]:
-        """The records objects that a manifest names, those in its lists included."""
-        yield from manifest.records
-        for ref in manifest.record_lists:
-            yield from decode_refs(ref.key, self.read_verified(ref))
 
     def part_refs(self, manifest: Manifest) -> Iterator[ObjectRef]:
         """The parts of a checkpoint, by rank, those in its lists included."""
@@ -312,21 +258,20 @@ class Lineage:
 
     def put(self, key: str, data: bytes) -> ObjectRef:
         """Creates an object that nobody else writes with other content, and names it; again is recognised as done."""
-        self._create_once(key, data)
+        self._objects.create_once(key, data)
         return ObjectRef(key, len(data), xxh3(data))
+
+    def read_verified(self, ref: ObjectRef) -> bytes:
+        """The bytes of any object that a manifest names. Raises DamagedObject unless size and digest are those of
+        `ref`.
+        """
+        return self._objects.read_verified(ref)
 
     def retire(self, ref: CheckpointRef) -> None:
         """Keeps the manifest's bytes under `keys.retired`, so that the records it names stay provable when the
         checkpoint is deleted. The checkpoint exists for as long as its manifest does; again is recognised as done.
         """
-        self._create_once(keys.retired(ref), self._read_bytes(keys.manifest(ref)))
-
-    def _root(self, ref: CheckpointRef) -> Manifest:
-        """What the manifest of a checkpoint says, or said before it was retired."""
-        try:
-            return decode(Manifest, keys.manifest(ref), self._store.read(keys.manifest(ref)))
-        except ObjectMissing:
-            return self._read(Manifest, keys.retired(ref))
+        self._objects.create_once(keys.retired(ref), self._objects.read_bytes(keys.manifest(ref)))
 
     def retired(self, ref: CheckpointRef) -> Manifest | None:
         """What the manifest said of a checkpoint that was retired; None for one that was not."""
@@ -335,60 +280,16 @@ class Lineage:
         except ObjectMissing:
             return None
 
-    def read_verified(self, ref: ObjectRef) -> bytes:
-        """The bytes of any object that a manifest names. Raises DamagedObject unless size and digest are those of
-        `ref`.
-        """
-        data = self._read_bytes(ref.key)
-        if len(data) != ref.num_bytes:
-            raise DamagedObject(ref.key, f"has {len(data)} bytes, not {ref.num_bytes}")
-        if xxh3(data) != ref.digest:
-            raise DamagedObject(ref.key, f"is damaged: its bytes do not have the digest {ref.digest}")
-        return data
-
-    # Below: storage access shared by the above.
-
-    def _read_bytes(self, key: str) -> bytes:
-        try:
-            return self._store.read(key)
-        except ObjectMissing as error:
-            raise DamagedObject(key, "is missing") from error
-
-    def _read(self, kind: type[Stored], key: str) -> Stored:
-        return decode(kind, key, self._read_bytes(key))
-
-    def _created(self, key: str, data: bytes) -> bool:
-        """Creates the object; False if another's is there, True if it is there and ours (a lost reply)."""
-        try:
-            self._store.create(key, data)
-        except ObjectExists:
-            return self._read_bytes(key) == data
-        return True
-
-    def _create_once(self, key: str, data: bytes) -> None:
-        if not self._created(key, data):
-            raise DamagedObject(key, "is there with other content; an attempt writes each object once")
+    # Below: what the above share.
 
     def _attempt(self, number: int) -> Attempt:
-        attempt = self._read(Attempt, keys.attempt(number))
+        attempt = self._objects.read(Attempt, keys.attempt(number))
         if attempt.number != number:
             raise DamagedObject(keys.attempt(number), f"says that it is attempt {attempt.number}")
         return attempt
 
     def _attempt_numbers(self) -> tuple[int, ...]:
-        return self._numbers(keys.ATTEMPTS, keys.attempt_number)
-
-    def _numbers(self, prefix: str, number_of: Callable[[str], int | None]) -> tuple[int, ...]:
-        """Numbers of the objects below `prefix`, which must be 1, 2, 3, ... as they were created."""
-        numbers: list[int] = []
-        for info in self._store.list(prefix):
-            number = number_of(info.key)
-            if number is None:
-                raise DamagedObject(info.key, f"is foreign: Phalanx writes nothing of that name below {prefix}")
-            if number != len(numbers) + 1:
-                raise DamagedObject(info.key, f"has a gap before it: the one numbered {len(numbers) + 1} is missing")
-            numbers.append(number)
-        return tuple(numbers)
+        return self._objects.numbers(keys.ATTEMPTS, keys.attempt_number)
 
     def _walk(self) -> Iterator[Link]:
         """The live chain from its tip backwards, reading no further than the caller goes."""
@@ -444,7 +345,7 @@ class Lineage:
     def _entries(self, attempt: int, last: int | None = None) -> tuple[JournalEntry, ...]:
         """The first `last` entries that `attempt` wrote, or all that are there."""
         if last is None:
-            numbers = self._numbers(keys.journal(attempt), keys.journal_entry_number)
+            numbers = self._objects.numbers(keys.journal(attempt), keys.journal_entry_number)
             last = len(numbers)
         return tuple(self._entry(attempt, number) for number in range(1, last + 1))
 
@@ -456,7 +357,7 @@ class Lineage:
 
     def _entry(self, attempt: int, number: int) -> JournalEntry:
         key = keys.journal_entry(attempt, number)
-        entry = self._read(JournalEntry, key)
+        entry = self._objects.read(JournalEntry, key)
         if (entry.attempt, entry.number) != (attempt, number):
             raise DamagedObject(key, f"says that it is entry {entry.number} of attempt {entry.attempt}")
         return entry

@@ -13,6 +13,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs
 
 ARCHITECTURE = "LlamaForCausalLM"
+INDEX_NAME = "model.safetensors.index.json"  # names the file of each tensor, where there are several
 _TOP = {
     "tok_embeddings": "model.embed_tokens",
     "norm": "model.norm",

@@ -18,38 +18,44 @@ from phalanx.lineage.leases import leased
 from phalanx.objects import ObjectStore, StorageSettings, open_store
 from phalanx.snapshot.dtypes import bfloat16_to_float32
 from phalanx.snapshot.fetch import read_tensor
-from phalanx.snapshot.index import Index, StoredTensor, read_index
+from phalanx.snapshot.index import StoredTensor
+from phalanx.snapshot.lookup import Lookup
 
 
 class Tensors(Mapping[str, np.ndarray]):
-    """The tensors of a checkpoint by name; each is read, whole and verified, whenever it is asked for. Nothing is kept,
-    so memory is about two of the tensor that is read.
+    """The tensors of a checkpoint by name; each is read, whole and verified, whenever it is asked for. Where they lie
+    is kept and nothing else, so memory is about two of the tensor that is read.
 
     Asking raises KeyError for a name that is not there, DamagedCheckpoint where stored bytes are wrong.
     """
 
-    def __init__(self, store: ObjectStore, ref: CheckpointRef, index: Index) -> None:
-        self._store, self.ref, self._index = store, ref, index
+    def __init__(self, store: ObjectStore, ref: CheckpointRef, lookup: Lookup) -> None:
+        self._store, self.ref, self._lookup = store, ref, lookup
 
     def __getitem__(self, name: str) -> np.ndarray:
-        values = read_tensor(self._store, self._index, self._index.tensors[name])
-        return bfloat16_to_float32(values) if self._index.tensors[name].dtype == "bfloat16" else values
+        index = self._lookup.tensors([name])
+        values = read_tensor(self._store, index, index.tensors[name])
+        return bfloat16_to_float32(values) if index.tensors[name].dtype == "bfloat16" else values
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._index.tensors)
+        return iter(self._lookup.names)
 
     def __len__(self) -> int:
-        return len(self._index.tensors)
+        return len(self._lookup.names)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._index.tensors
+        return isinstance(name, str) and self._lookup.has(name)
 
     def __repr__(self) -> str:
         return f"<{len(self)} tensors of checkpoint {self.ref}>"
 
     def stored(self, name: str) -> StoredTensor:
-        """How the tensor is stored (type, shape, boxes); nothing of it is read."""
-        return self._index.tensors[name]
+        """How the tensor is stored (type, shape, boxes); nothing of its values is read."""
+        return self._lookup.tensors([name]).tensors[name]
+
+    def find(self, names: Iterable[str]) -> None:
+        """Finds out at once where these tensors lie; otherwise that is done for each when it is asked for."""
+        self._lookup.tensors(names)
 
     def named(self, patterns: Iterable[str]) -> list[str]:
         """The names that one of the patterns fits (`model.layers.0.*`, as shells know them), in order. PhalanxError for
@@ -78,7 +84,9 @@ def load(
     Raises PhalanxError where the job has no such live checkpoint, DamagedCheckpoint where stored bytes are wrong.
     """
     with opened(url, step, settings=settings) as tensors:
-        return {name: tensors[name] for name in tensors.named(names)}
+        wanted = tensors.named(names)
+        tensors.find(wanted)
+        return {name: tensors[name] for name in wanted}
 
 
 @contextmanager
@@ -89,12 +97,12 @@ def opened(url: str, step: int | None = None, *, settings: StorageSettings | Non
     store = open_store(url, settings)
     ref = live_checkpoint(Lineage(store), step)
     with leased(store, ref, "load"):
-        yield Tensors(store, ref, read_index(store, Lineage(store).manifest(ref)))
+        yield Tensors(store, ref, Lookup(store, Lineage(store).manifest(ref)))
 
 
 def iterate(store: ObjectStore, ref: CheckpointRef) -> Iterator[tuple[str, np.ndarray]]:
     """The tensors of checkpoint `ref` one by one, as `load` gives them; memory of about one tensor."""
-    tensors = Tensors(store, ref, read_index(store, Lineage(store).manifest(ref)))
+    tensors = Tensors(store, ref, Lookup(store, Lineage(store).manifest(ref)))
     yield from ((name, tensors[name]) for name in tensors)
 
 

@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.core.errors import OutsideError
+from phalanx.snapshot.gloo import gloo_group
 
 RANKS_A_GROUP = 128
 
@@ -41,9 +42,7 @@ class GlooPeers:
         first = dist.get_rank() // group_size * group_size
         self._members = list(range(first, min(first + group_size, dist.get_world_size())))
         self._timeout = timedelta(seconds=deadline_s)
-        self._group = dist.new_group(
-            self._members, timeout=self._timeout, backend="gloo", use_local_synchronization=True
-        )
+        self._group = gloo_group(self._members, deadline_s)
         self.rank, self.size = dist.get_rank() - first, len(self._members)
 
     def gather(self, data: bytes) -> list[bytes]:

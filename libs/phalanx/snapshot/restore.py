@@ -16,7 +16,8 @@ from phalanx.lineage import Manifest, keys
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.errors import DamagedCheckpoint
 from phalanx.snapshot.fetch import Wanted, fetch
-from phalanx.snapshot.index import Index, StoredTensor, read_needed
+from phalanx.snapshot.index import Index, StoredTensor
+from phalanx.snapshot.lookup import read_needed
 from phalanx.snapshot.parts import StoredBox
 from phalanx.snapshot.peers import Peers
 from phalanx.snapshot.together import fetch_together

@@ -48,6 +48,8 @@ def shared_runs(stored: StoredBox, needs: Mapping[int, Sequence[Box]], first_byt
     where the tensor begins in the order of the whole checkpoint (`first_bytes`).
     """
     members = sorted(needs)
+    if not members:
+        return
     needed = np.stack([needed_chunks(stored, needs[member]) for member in members])
     longest = max(1, PIECE_BYTES // stored.chunk_bytes)
     same = [0, *(np.flatnonzero((needed[:, 1:] != needed[:, :-1]).any(axis=0)) + 1).tolist(), needed.shape[1]]

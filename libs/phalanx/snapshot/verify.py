@@ -5,6 +5,7 @@ the tensors.
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -13,14 +14,16 @@ import xxhash
 from phalanx.core.digest import xxh3
 from phalanx.lineage import DamagedObject, Lineage, Manifest, ObjectRef, keys
 from phalanx.objects import ObjectMissing, ObjectStore
+from phalanx.snapshot import background
 from phalanx.snapshot.directory import put_directory
 from phalanx.snapshot.errors import DamagedCheckpoint
 from phalanx.snapshot.fetch import read_range, verify_chunk
-from phalanx.snapshot.index import Index, build_index, read_part
+from phalanx.snapshot.index import NUM_PART_READERS, Index, build_index, read_part
 from phalanx.snapshot.parts import Part, StoredBox, StoredObject
 from phalanx.snapshot.tally import Tally
 
 _READ_BYTES = 8 << 20
+_NUM_READERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,9 @@ def checkpoint_bytes(store: ObjectStore, manifest: Manifest) -> int:
 def verify(
     store: ObjectStore, manifest: Manifest, progress: Callable[[int], None] = lambda _: None
 ) -> tuple[Damage, ...]:
-    """Everything wrong with the checkpoint; empty where it is whole. `progress` hears the bytes of each read."""
+    """Everything wrong with the checkpoint; empty where it is whole. `progress` hears the bytes of each read, one at a
+    time; what it raises ends the check. Memory: `_NUM_READERS` reads of 8 MiB, and the parts.
+    """
     parts, damages = _read_parts(store, manifest)
     damages += _check_records(store, manifest)
     damages += [] if damages else _check_directory(store, manifest, parts)
@@ -68,20 +73,56 @@ def verify(
         index = build_index(parts)
     except DamagedCheckpoint as error:
         return (*damages, Damage(error.key, error.reason))
-    for item in index.objects.values():
-        damages += _check_object(store, index, item, progress)
-    return tuple(damages)
+    items = tuple(index.objects.values())
+    hear = _Hearing(progress)
+    try:
+        found = background.each(
+            lambda number: _check_object(store, index, items[number], hear.hear), len(items), _NUM_READERS, "verify"
+        )
+    except _Over:
+        assert hear.error is not None, "a thread was told why"
+        raise hear.error from None
+    finally:
+        hear.is_over = True  # whoever interrupts this leaves no thread that reads on
+    return tuple(itertools.chain(damages, *found))
+
+
+class _Hearing:
+    """Tells `progress` what several threads have read; each ends at its next read once one was told to stop."""
+
+    def __init__(self, progress: Callable[[int], None]) -> None:
+        self._progress, self._lock = progress, threading.Lock()
+        self.is_over = False
+        self.error: BaseException | None = None
+
+    def hear(self, num_bytes: int) -> None:
+        with self._lock:
+            if self.is_over:
+                raise _Over
+            try:
+                self._progress(num_bytes)
+            except BaseException as error:
+                self.is_over, self.error = True, error
+                raise
+
+
+class _Over(Exception):
+    """Another thread has ended the check, and raised why."""
 
 
 def _read_parts(store: ObjectStore, manifest: Manifest) -> tuple[list[Part], list[Damage]]:
-    parts: list[Part] = []
     damages: list[Damage] = []
-    for ref in _named(Lineage(store).part_refs(manifest), damages):
+    refs = _named(Lineage(store).part_refs(manifest), damages)
+
+    def read(number: int) -> Part | Damage:
         try:
-            parts.append(read_part(store, ref))
+            return read_part(store, refs[number])
         except DamagedCheckpoint as error:
-            damages.append(Damage(ref.key, error.reason))
-    return parts, damages
+            return Damage(refs[number].key, error.reason)
+
+    found = background.each(read, len(refs), NUM_PART_READERS, "verify parts")
+    damages += [each for each in found if isinstance(each, Damage)]
+    return [each for each in found if isinstance(each, Part)], damages
 
 
 def _named(refs: Iterator[ObjectRef], damages: list[Damage]) -> list[ObjectRef]:
@@ -123,12 +164,17 @@ def _check_directory(store: ObjectStore, manifest: Manifest, parts: list[Part]) 
 def _check_records(store: ObjectStore, manifest: Manifest) -> list[Damage]:
     lineage = Lineage(store)
     damages: list[Damage] = []
-    for ref in _named(lineage.record_refs(manifest), damages):
+    refs = _named(lineage.records.refs_of(manifest), damages)
+
+    def check(number: int) -> Damage | None:
         try:
-            lineage.read_records(ref)
+            lineage.records.read(refs[number])
         except DamagedObject as error:
-            damages.append(Damage(ref.key, error.reason))
-    return damages
+            return Damage(refs[number].key, error.reason)
+        return None
+
+    found = background.each(check, len(refs), NUM_PART_READERS, "verify records")
+    return damages + [each for each in found if each is not None]
 
 
 def _check_object(

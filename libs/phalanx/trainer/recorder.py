@@ -58,7 +58,7 @@ class Recorder:
 
         def store() -> tuple[ObjectRef, ...]:
             rows = WindowRows.concatenate(windows), _step_rows(steps)
-            return (self._lineage.put_records(self._attempt, self._rank, first_step, last_step, *rows),)
+            return (self._lineage.records.put(self._attempt, self._rank, first_step, last_step, *rows),)
 
         return store
 

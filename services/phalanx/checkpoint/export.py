@@ -17,9 +17,9 @@ from typing import Any, Final
 import numpy as np
 
 from phalanx.checkpoint.export_files import (
-    INDEX_NAME,
     ExportDtype,
     WeightFile,
+    exported_name,
     json_bytes,
     listing,
     plan_digest,
@@ -28,9 +28,11 @@ from phalanx.checkpoint.export_files import (
 from phalanx.checkpoint.export_folder import HashedFile, PartFolder
 from phalanx.core.digest import sha256
 from phalanx.lineage import DamagedObject, Manifest, keys
+from phalanx.models.hugging_face import INDEX_NAME
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.dtypes import bfloat16_to_float32, float32_to_bfloat16
-from phalanx.snapshot.index import Index, read_index
+from phalanx.snapshot.index import Index
+from phalanx.snapshot.lookup import Lookup
 from phalanx.snapshot.slabs import Slab, batches, read_slabs, slab_bytes_for
 
 FILE_BYTES: Final = 5 << 30
@@ -80,7 +82,10 @@ class Export:
         file_bytes: int = FILE_BYTES,
     ) -> None:
         self._store, self._manifest, self._target, self._dtype = store, manifest, target, dtype
-        self._index: Index = read_index(store, manifest)
+        lookup = Lookup(store, manifest)
+        self._index: Index = lookup.tensors(
+            [name for name in lookup.names if exported_name(name, target.name_of) is not None]
+        )
         self._files = planned_files(self._index, target.name_of, dtype, file_bytes)
 
     @property
@@ -96,10 +101,13 @@ class Export:
         """
         folder = PartFolder(out, self._name())
         try:
-            kept = self._write_weights(folder, progress)
             small = self._small_files()
-            for name, data in small.items():
-                folder.write(name, data)
+            if folder.is_renamed:
+                kept = self._whole_weights(folder, small, progress)
+            else:
+                kept = self._write_weights(folder, progress)
+                for name, data in small.items():
+                    folder.write(name, data)
             folder.finish()
         except DamagedObject:
             folder.discard()
@@ -129,6 +137,20 @@ class Export:
                 self._write_tensors(written, file, progress)
             assert written.num_bytes == file.num_bytes, file.name
         return kept
+
+    def _whole_weights(
+        self, folder: PartFolder, small: Mapping[str, bytes], progress: Callable[[int], None]
+    ) -> list[str]:
+        """The names of all weights, which an earlier start brought to the target. Raises PhalanxError where anything
+        there is not what this export writes.
+        """
+        for file in self._files:
+            if not folder.holds(file.name, file.num_bytes):
+                raise folder.exists()
+            progress(file.tensor_bytes)
+        if not all(folder.holds_small(name, data) for name, data in small.items()):
+            raise folder.exists()
+        return [file.name for file in self._files]
 
     def _write_tensors(self, written: HashedFile, file: WeightFile, progress: Callable[[int], None]) -> None:
         tensors = [entry.stored for entry in file.entries]

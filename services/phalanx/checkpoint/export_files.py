@@ -14,7 +14,6 @@ from phalanx.snapshot.grouping import safetensors_header
 from phalanx.snapshot.index import Index, StoredTensor
 
 ExportDtype = Literal["float32", "bfloat16"]
-INDEX_NAME = "model.safetensors.index.json"
 _PREFIX = "model."
 _FLOATS = ("float64", "float32", "bfloat16", "float16")
 
@@ -80,11 +79,16 @@ def json_bytes(value: Mapping[str, Any]) -> bytes:
     return (json.dumps(value, indent=2, sort_keys=True) + "\n").encode()
 
 
+def exported_name(name: str, name_of: Callable[[str], str | None]) -> str | None:
+    """What a tensor of the checkpoint is called in an export; None for one that is left out."""
+    return name_of(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
+
+
 def _entries(index: Index, name_of: Callable[[str], str | None], dtype: ExportDtype) -> list[Entry]:
     """What is written, by the names at Hugging Face; optimizer state and tensors without a name there are left out."""
     entries = []
     for name, stored in index.tensors.items():
-        theirs = name_of(name.removeprefix(_PREFIX)) if name.startswith(_PREFIX) else None
+        theirs = exported_name(name, name_of)
         if theirs is not None:
             entries.append(Entry(theirs, stored, dtype if stored.dtype in _FLOATS else stored.dtype))
     return entries

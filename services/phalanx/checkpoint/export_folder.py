@@ -21,7 +21,7 @@ from typing import Any, BinaryIO, Final
 
 import xxhash
 
-from phalanx.core.digest import BytesLike, canonical_json
+from phalanx.core.digest import BytesLike, canonical_json, xxh3
 from phalanx.core.errors import PhalanxError
 from phalanx.objects.file import translated
 
@@ -49,7 +49,8 @@ class HashedFile:
 
 class PartFolder:
     """The part folder of the export to `out`, claimed for this process. `export`: plain values that name what is
-    exported; whole files of an earlier start are kept where it says the same.
+    exported; whole files of an earlier start are kept where it says the same. is_renamed: an earlier start of this very
+    export made the target of it, and was killed before it said so.
 
     Raises PhalanxError where `out` exists or another process makes it, StoreError where the disk fails.
     """
@@ -58,6 +59,7 @@ class PartFolder:
         self._out, self.path = out, out.parent / f".{out.name}.part"
         self._files, self._state_path = self.path / "files", self.path / "state"
         self._whole: dict[str, tuple[int, str]] = {}
+        self.is_renamed = False
         with translated(self.path):
             self.path.mkdir(parents=True, exist_ok=True)
             self._state = os.open(self._state_path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -74,6 +76,10 @@ class PartFolder:
             return False
         with translated(self._files / name):
             return (num_bytes, _digest_of(self._files / name)) == self._whole[name]
+
+    def holds_small(self, name: str, data: bytes) -> bool:
+        """Whether an earlier start wrote the file, with this content."""
+        return self._whole.get(name) == (len(data), xxh3(data)) and self.holds(name, len(data))
 
     @contextmanager
     def create(self, name: str) -> Iterator[HashedFile]:
@@ -93,9 +99,10 @@ class PartFolder:
             file.write(data)
 
     def finish(self) -> None:
-        """Makes the folder the target: it appears whole."""
+        """Makes the folder the target: it appears whole. An earlier start's rename is not done again."""
         with translated(self._out):
-            self._files.rename(self._out)
+            if not self.is_renamed:
+                self._files.rename(self._out)
             _sync(self._out.parent)
         self.discard()
 
@@ -119,20 +126,17 @@ class PartFolder:
             )
 
     def _load(self, header: Mapping[str, Any]) -> None:
-        """Takes what an earlier start left, or begins anew. A target is refused, and what lies beside it then is of an
-        export that was killed after its last act but one.
-        """
-        if self._out.exists():
-            if not self._files.exists():
-                self.discard()
-            raise PhalanxError(
-                str(self._out), expected="a folder that does not exist yet", remedy="choose another --out or remove it"
-            )
+        """Takes what an earlier start left, or begins anew; PhalanxError for a target that is not what it left."""
         lines = self._state_path.read_bytes().splitlines(keepends=True)
         found = [_parsed(line) for line in lines]
-        if found and found[0] == header:
+        is_same = bool(found) and found[0] == header
+        if is_same:
             rows = (row for row in found[1:] if row is not None)
             self._whole = {row["file"]: (row["num_bytes"], row["digest"]) for row in rows}
+        if self._out.exists():
+            self._take_target(is_same)
+            return
+        if is_same:
             if not lines[-1].endswith(b"\n"):
                 os.write(self._state, b"\n")
         else:
@@ -141,6 +145,24 @@ class PartFolder:
             self._append(header)
         self._files.mkdir(exist_ok=True)
         _sync(self.path)
+
+    def _take_target(self, is_same: bool) -> None:
+        """A target is refused, unless it is this export's: the files that the state names whole, renamed but not told.
+        What lies beside a refused one is of an export that was killed after its last act but one.
+        """
+        if not self._files.exists():
+            is_whole = all((self._out / name).is_file() for name in self._whole)
+            if is_same and self._whole and is_whole:
+                self._files, self.is_renamed = self._out, True
+                return
+            self.discard()
+        raise self.exists()
+
+    def exists(self) -> PhalanxError:
+        """What to raise for a target that is not of this export."""
+        return PhalanxError(
+            str(self._out), expected="a folder that does not exist yet", remedy="choose another --out or remove it"
+        )
 
     def _append(self, line: Mapping[str, Any]) -> None:
         data = canonical_json(line) + b"\n"

@@ -77,7 +77,7 @@ class Measurer:
 
     def _losses_in(self, records: ObjectRef) -> Mapping[int, float]:
         if records.key not in self._losses:
-            _, rows = self._lineage.read_records(records)
+            _, rows = self._lineage.records.read(records)
             is_finite = np.isfinite(rows.loss) & np.isfinite(rows.gradient_norm)
             losses = np.where(is_finite, rows.loss, np.nan)
             self._losses[records.key] = dict(zip(rows.step.tolist(), losses.tolist(), strict=True))

@@ -154,7 +154,7 @@ def _first_records(lineage: Lineage, manifest: Manifest) -> tuple[ObjectRef, ...
     """
     found: list[ObjectRef] = []
     try:
-        for ref in lineage.record_refs(manifest):
+        for ref in lineage.records.refs_of(manifest):
             name = keys.records_name(ref.key)
             if name is None or name.rank != 0:
                 break

@@ -31,9 +31,7 @@ def hugging_face_target(place: JobPlace, tokenizer: Path | None) -> Target:
     """
     record = place.lineage.read_job()
     if record is None:
-        raise PhalanxError(
-            "job.json", expected="the record of a created job", remedy="start the job with `phalanx run` first"
-        )
+        raise _no_job(place)
     model = record.identity["model"]
     if model.get("class") is not None:
         raise PhalanxError(
@@ -46,6 +44,20 @@ def hugging_face_target(place: JobPlace, tokenizer: Path | None) -> Target:
     files, token_ids = tokenizer_files(_tokenizer(place, tokenizer), _trained_with(place, record), seq_len)
     config, name_of = _llama(model["args"], seq_len)
     return Target({**config, **token_ids}, name_of, files)
+
+
+def _no_job(place: JobPlace) -> PhalanxError:
+    """Why a place without a job's record cannot be exported."""
+    if place.lineage.checkpoints():
+        return PhalanxError(
+            f"job at {place.store.url}",
+            expected="a job of `phalanx run`, whose record says which decoder it trains; another program saved these "
+            "checkpoints",
+            remedy="read them with phalanx.snapshot.load(URL) and write what you need",
+        )
+    return PhalanxError(
+        "job.json", expected="the record of a created job", remedy="start the job with `phalanx run` first"
+    )
 
 
 def _llama(args: Mapping[str, Any], seq_len: int) -> tuple[dict[str, Any], Callable[[str], str | None]]:

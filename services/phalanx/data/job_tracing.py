@@ -57,7 +57,7 @@ def trained(job: Job, step: int) -> Trained:
     """Who trained a step, by the records that attempts stored."""
     lineage = Lineage(job_store(job))
     live = next((link.attempt.number for link in lineage.chain() if link.has_step(step)), None)
-    recorded = lineage.last_recorded_steps()
+    recorded = lineage.records.last_steps()
     firsts = {each.number: each.start_step + 1 for each in lineage.attempts()}
     did = tuple(number for number, last in recorded.items() if firsts[number] <= step <= last)
     return Trained(live if live in did else None, tuple(number for number in did if number != live))

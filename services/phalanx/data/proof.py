@@ -123,7 +123,7 @@ def prove(
     view = view or View(zero_weight=left_out.plan.zero_weight)
     grid = _Grid(view, seq_len, np.array(epoch_tokens, np.int64).reshape(-1))
     bytes_compared, num_left_out, not_compared = 0, 0, set[int]()
-    for rows, _ in lineage.live_records():
+    for rows, _ in lineage.records.live():
         _check_positions(rows, start, seen, global_batch_size, found)
         num_left_out += _check_weights(rows, grid, found)
         complete = _check_segments(rows, spans, grid, found)
@@ -154,7 +154,7 @@ def count_redone_steps(lineage: Lineage, progress: Mapping[int, int]) -> int:
     progress: see `prove`; the records that an attempt stored count too.
     """
     live_ends = {link.attempt.number: link.last_step for link in lineage.chain()}
-    recorded = lineage.last_recorded_steps()
+    recorded = lineage.records.last_steps()
     redone = 0
     for attempt in lineage.attempts()[:-1]:
         live_end = live_ends.get(attempt.number, attempt.start_step)

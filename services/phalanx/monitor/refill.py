@@ -149,13 +149,13 @@ def fill_job(
 
 def fill_steps(board: Board, job: str, lineage: Lineage, stopped: Callable[[], bool] = lambda: False) -> None:
     """Adds the live chain's steps that are missing."""
-    for ref in list(lineage.live_record_refs())[-MAX_OBJECTS:][::-1]:
+    for ref in list(lineage.records.live_refs())[-MAX_OBJECTS:][::-1]:
         named = keys.records_name(ref.key)
         if stopped():
             return
         if named is None or board.has_steps(job, named.first_step, named.last_step):
             continue
-        _, rows = lineage.read_records(ref)
+        _, rows = lineage.records.read(ref)
         if len(rows):
             board.fill(job, step_rows(rows, named.attempt))
 

@@ -88,7 +88,7 @@ def test_prune_explains_first_and_then_removes_exactly_that(service, job):
     assert client.prune(name, request_id=f"prune-{job.uid}") == done
     assert steps(client, job, include_dead=True) == [6, 8]
     assert all(restores(job.store(), ref) for ref in refs(6, 8))
-    recorded = sorted(step for rows, _ in Lineage(job.store()).live_records() for step in rows.step.tolist())
+    recorded = sorted(step for rows, _ in Lineage(job.store()).records.live() for step in rows.step.tolist())
     assert recorded == list(range(1, 9))
     with pytest.raises(Denied):
         service.client(Role.VIEWER).prune(name)

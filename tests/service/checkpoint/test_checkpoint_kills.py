@@ -69,7 +69,7 @@ def test_commits_go_through_kills_each_exactly_once(own_service):
     for job in jobs:
         found = Lineage(job.store()).checkpoints()
         assert found[-1] == CheckpointRef(1, 8) and all(restores(job.store(), ref) for ref in found)
-        recorded = sorted(step for rows, _ in Lineage(job.store()).live_records() for step in rows.step.tolist())
+        recorded = sorted(step for rows, _ in Lineage(job.store()).records.live() for step in rows.step.tolist())
         assert recorded == list(range(1, 9))
 
 

@@ -283,9 +283,9 @@ def fill_lineage(lineage):
 
     for attempt, first, last in ((1, 1, 20), (2, 21, 40)):
         lineage.open_attempt(code_digest=digest, identity_digest=digest, placement={"world_size": 2})
-        commit(attempt, last, lineage.put_records(attempt, 0, first, last, None, rows(first, last, 2.0)))
+        commit(attempt, last, lineage.records.put(attempt, 0, first, last, None, rows(first, last, 2.0)))
         if attempt == 1:
-            left = lineage.put_records(1, 0, 21, 30, None, rows(21, 30, 9.0))
+            left = lineage.records.put(1, 0, 21, 30, None, rows(21, 30, 9.0))
     commit(1, 30, left)
 
 

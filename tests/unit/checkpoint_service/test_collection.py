@@ -68,7 +68,7 @@ def saved(store, *steps, world_size=2):
 
 def record_steps(store):
     """The steps that the live records tell of, in order."""
-    return sorted(step for windows, _ in Lineage(store).live_records() for step in windows.step.tolist())
+    return sorted(step for windows, _ in Lineage(store).records.live() for step in windows.step.tolist())
 
 
 def test_collect_removes_old_checkpoints_after_the_grace_and_keeps_their_records(store):

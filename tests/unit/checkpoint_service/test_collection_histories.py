@@ -37,6 +37,7 @@ def no_patience():
         yield
 
 
+pytestmark = pytest.mark.timeout(300)
 GRACE_S = 10.0
 
 
@@ -269,7 +270,7 @@ class Histories(RuleBasedStateMachine):
         return {info.key for info in self.store.list("a") if keys.checkpoint_of(info.key) in saves}
 
     def record_steps(self):
-        return sorted(step for windows, _ in self.lineage.live_records() for step in windows.step.tolist())
+        return sorted(step for windows, _ in self.lineage.records.live() for step in windows.step.tolist())
 
     def committable(self):
         """Written saves of the newest attempt that may be committed: announced, or with nothing later there."""

@@ -111,7 +111,7 @@ def steps_of(store):
 
 
 def record_steps(store):
-    return sorted(step for windows, _ in Lineage(store).live_records() for step in windows.step.tolist())
+    return sorted(step for windows, _ in Lineage(store).records.live() for step in windows.step.tolist())
 
 
 def deaths():

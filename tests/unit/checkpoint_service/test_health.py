@@ -13,6 +13,7 @@ from phalanx.checkpoint.health import Health, Trouble, verdict
 from phalanx.checkpoint.looking import Looker
 from phalanx.lineage import CheckpointRef, Lineage, StepRows, keys
 from phalanx.lineage.events import Cause, EventLog, EventType, JobEvent, JobState
+from phalanx.lineage.step_records import StepRecords
 from phalanx.objects import open_store
 
 
@@ -55,15 +56,15 @@ def store():
 def put_losses(store, attempt, losses, monkeypatch):
     """From here on the records of a save hold these losses."""
 
-    def put(lineage, attempt_, rank, first, last, windows, steps):
+    def put(records, attempt_, rank, first, last, windows, steps):
         found = np.array([losses[step] for step in range(first, last + 1)])
         column = np.arange(first, last + 1, dtype=np.int64)
         zeros = np.zeros(len(column))
         rows = StepRows(column, found, zeros + 1.0, np.zeros(len(column), np.int64), zeros, zeros)
-        return real(lineage, attempt_, rank, first, last, windows, rows)
+        return real(records, attempt_, rank, first, last, windows, rows)
 
-    real = Lineage.put_records
-    monkeypatch.setattr(Lineage, "put_records", put)
+    real = StepRecords.put
+    monkeypatch.setattr(StepRecords, "put", put)
 
 
 def at(step, attempt=1):

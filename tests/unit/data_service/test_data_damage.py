@@ -116,7 +116,7 @@ class Bench:
                     assert reader.valid_targets(np.arange((step - 1) * BATCH, step * BATCH)) >= 0
                     columns = {name: getattr(read, name) for name in type(read).__dataclass_fields__}
                     rows.append(WindowRows(step=np.full(BATCH, step), **columns))
-                ref = self.lineage.put_records(attempt, 0, first_step, step, WindowRows.concatenate(rows), None)
+                ref = self.lineage.records.put(attempt, 0, first_step, step, WindowRows.concatenate(rows), None)
                 loader = LoaderState(step, step * BATCH)
                 digests = (DIGEST, digest_of({}), DIGEST, journal_digest(()))
                 self.lineage.commit(Manifest(attempt, step, 1, *digests, loader, {}, (ref,), ()))

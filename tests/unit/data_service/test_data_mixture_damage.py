@@ -93,7 +93,7 @@ class Bench:
                     assert reader.valid_targets(positions) == int((batch.targets >= 0).sum())
                     columns = {name: getattr(batch.rows, name) for name in type(batch.rows).__dataclass_fields__}
                     rows.append(WindowRows(step=np.full(BATCH, step), **columns))
-                ref = self.lineage.put_records(attempt, 0, first_step, step, WindowRows.concatenate(rows), None)
+                ref = self.lineage.records.put(attempt, 0, first_step, step, WindowRows.concatenate(rows), None)
                 digests = (DIGEST, digest_of({}), DIGEST, journal_digest(()))
                 loader = LoaderState(step, step * BATCH)
                 self.lineage.commit(Manifest(attempt, step, 1, *digests, loader, {}, (ref,), ()))

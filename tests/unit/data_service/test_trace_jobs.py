@@ -53,7 +53,7 @@ def save(lineage, attempt, first_step, step, commit=True):
         offset=none,
         length=none,
     )
-    ref = lineage.put_records(attempt, 0, first_step, step, rows, None)
+    ref = lineage.records.put(attempt, 0, first_step, step, rows, None)
     digests = (DIGEST, digest_of({}), DIGEST, journal_digest(()))
     if commit:
         lineage.commit(Manifest(attempt, step, 1, *digests, LoaderState(step, step * BATCH), {}, (ref,), ()))

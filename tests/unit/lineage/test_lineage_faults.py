@@ -42,7 +42,7 @@ def a_history(store: ObjectStore) -> Lineage:
 
 
 def put_records(lineage: Lineage) -> object:
-    return lineage.put_records(2, 0, 6, 10, window_rows([6], [20]), step_rows([6]))
+    return lineage.records.put(2, 0, 6, 10, window_rows([6], [20]), step_rows([6]))
 
 
 ACTIONS: dict[str, Callable[[Lineage], object]] = {

@@ -32,29 +32,29 @@ def test_records_read_back_bit_for_bit_with_values_that_are_not_finite():
 
 def test_records_of_a_rank_without_rows_read_back_empty():
     lineage = Lineage(memory_store())
-    windows, steps = lineage.read_records(lineage.put_records(1, 3, 1, 2, None, None))
+    windows, steps = lineage.records.read(lineage.records.put(1, 3, 1, 2, None, None))
     assert len(windows) == len(steps) == 0
 
 
 def test_records_put_again_are_recognised_and_other_rows_are_refused():
     lineage = Lineage(memory_store())
-    first = lineage.put_records(1, 0, 1, 2, window_rows([1], [0]), None)
-    assert lineage.put_records(1, 0, 1, 2, window_rows([1], [0]), None) == first
+    first = lineage.records.put(1, 0, 1, 2, window_rows([1], [0]), None)
+    assert lineage.records.put(1, 0, 1, 2, window_rows([1], [0]), None) == first
     with pytest.raises(DamagedObject, match="other content"):
-        lineage.put_records(1, 0, 1, 2, window_rows([1], [1]), None)
+        lineage.records.put(1, 0, 1, 2, window_rows([1], [1]), None)
 
 
 def test_records_that_differ_from_their_reference_are_refused():
     lineage = Lineage(memory_store())
-    ref = lineage.put_records(1, 0, 1, 2, window_rows([1], [0]), None)
+    ref = lineage.records.put(1, 0, 1, 2, window_rows([1], [0]), None)
     with pytest.raises(DamagedObject, match="digest"):
-        lineage.read_records(dataclasses.replace(ref, digest="xxh3:" + "0" * 32))
+        lineage.records.read(dataclasses.replace(ref, digest="xxh3:" + "0" * 32))
     with pytest.raises(DamagedObject, match="bytes, not"):
-        lineage.read_records(dataclasses.replace(ref, num_bytes=ref.num_bytes + 1))
+        lineage.records.read(dataclasses.replace(ref, num_bytes=ref.num_bytes + 1))
     with pytest.raises(DamagedObject, match="is missing"):
-        lineage.read_records(dataclasses.replace(ref, key=ref.key.replace("r00000000", "r00000001")))
+        lineage.records.read(dataclasses.replace(ref, key=ref.key.replace("r00000000", "r00000001")))
     with pytest.raises(DamagedObject, match="none of theirs"):
-        lineage.read_records(ObjectRef("job.json", 1, ref.digest))
+        lineage.records.read(ObjectRef("job.json", 1, ref.digest))
 
 
 def test_records_under_another_key_are_refused():
@@ -99,7 +99,7 @@ def test_records_of_steps_outside_their_range_are_refused_when_written():
     with pytest.raises(ValueError, match="outside 1 to 2"):
         encode_records(NAME, window_rows([3], [0]), step_rows([1]))
     with pytest.raises(ValueError, match="no range"):
-        Lineage(memory_store()).put_records(1, 0, 3, 2, None, None)
+        Lineage(memory_store()).records.put(1, 0, 3, 2, None, None)
 
 
 def test_windows_concatenated_keep_each_segment_with_its_window():

@@ -47,7 +47,7 @@ def test_lineage_before_the_first_attempt_is_empty(lineage):
     assert lineage.attempts() == lineage.chain() == lineage.checkpoints() == ()
     assert lineage.newest_attempt() is None
     assert lineage.read_job() is None
-    assert list(lineage.live_records()) == []
+    assert list(lineage.records.live()) == []
 
 
 def test_next_attempt_starts_from_the_newest_live_checkpoint(lineage):
@@ -189,11 +189,11 @@ def test_every_write_whose_reply_was_lost_is_recognised_as_done():
     lineage.create_job(**job)
     open_next(lineage)
     lineage.append_journal(1, "damage", 3, {})
-    ref = lineage.put_records(1, 0, 1, 5, window_rows([1], [0]), step_rows([1]))
+    ref = lineage.records.put(1, 0, 1, 5, window_rows([1], [0]), step_rows([1]))
     lineage.commit(a_manifest(1, 5, (ref,)))
     assert [attempt.number for attempt in lineage.attempts()] == [1]
     assert len(lineage.journal(1)) == 1
-    assert [len(windows) for windows, _ in lineage.live_records()] == [1]
+    assert [len(windows) for windows, _ in lineage.records.live()] == [1]
 
 
 def test_commit_again_is_recognised_and_another_manifest_is_refused(lineage):
@@ -274,11 +274,11 @@ def test_live_records_are_those_of_the_live_chain_alone(lineage):
     for attempt, step in ((1, 1), (1, 2), (2, 2)):
         if attempt == 2:
             open_next(lineage, avoid=(CheckpointRef(1, 2),))
-        ref = lineage.put_records(attempt, 0, step, step, window_rows([step], [attempt * 10 + step]), step_rows([step]))
+        ref = lineage.records.put(attempt, 0, step, step, window_rows([step], [attempt * 10 + step]), step_rows([step]))
         lineage.commit(a_manifest(attempt, step, (ref,)))
-    lineage.put_records(2, 1, 3, 4, None, None)
-    assert [windows.position.tolist() for windows, _ in lineage.live_records()] == [[11], [22]]
-    assert lineage.last_recorded_steps() == {1: 2, 2: 4}
+    lineage.records.put(2, 1, 3, 4, None, None)
+    assert [windows.position.tolist() for windows, _ in lineage.records.live()] == [[11], [22]]
+    assert lineage.records.last_steps() == {1: 2, 2: 4}
 
 
 def job(**identity: object) -> dict:

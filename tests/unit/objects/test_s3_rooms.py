@@ -108,7 +108,7 @@ def test_job_on_s3_saved_by_two_ranks_is_restored_by_one_and_continued(
     job = lineage.create_job(request_id="r", spec={"a": 1}, identity={"b": 2}, identity_digest=DIGEST)
     attempt = open_next(lineage)
     lineage.append_journal(attempt.number, "batch_size", 4, {"windows": 2})
-    records = lineage.put_records(attempt.number, 0, 1, STEP, *rows())
+    records = lineage.records.put(attempt.number, 0, 1, STEP, *rows())
     written = save(store, attempt, tensors, records)
 
     again = open_store(url, deadline_s=DEADLINE_S)  # as another process finds it
@@ -117,7 +117,7 @@ def test_job_on_s3_saved_by_two_ranks_is_restored_by_one_and_continued(
     assert isinstance(job, JobRecord) and found.read_job() == job
     assert found.checkpoints() == (ref,)
     assert found.manifest(ref) == written
-    (windows, steps), *others = found.live_records()
+    (windows, steps), *others = found.records.live()
     assert others == []
     assert windows.position.tolist() == rows()[0].position.tolist()
     assert steps.loss.tolist() == rows()[1].loss.tolist()

@@ -81,7 +81,7 @@ class Run:
             rows = read_windows(list(range((first - 1) * BATCH + rank, last * BATCH, num_ranks)))
             if self._change and (attempt, rank, first) == (1, 0, 1):
                 rows = self._change(rows)
-            refs.append(self.lineage.put_records(attempt, rank, first, last, rows, None))
+            refs.append(self.lineage.records.put(attempt, rank, first, last, rows, None))
         if commit:
             self.commit(attempt, last, tuple(refs), **fields)
         return refs

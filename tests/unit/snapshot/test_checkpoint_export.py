@@ -200,6 +200,52 @@ def test_export_killed_after_its_last_act_but_one_leaves_the_target_and_is_tidie
     assert not (tmp_path / ".hf.part").exists() and (out / "config.json").exists()
 
 
+def killed_before_tidying(store: ObjectStore, manifest: Manifest, out: Path) -> None:
+    """An export whose process ended once its folder had its name."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(PartFolder, "discard", lambda self: None)
+        export(store, manifest, out, PLAIN, file_bytes=FILE_BYTES)
+    assert [path.name for path in out.with_name(".hf.part").iterdir()] == ["state"]
+
+
+def test_export_killed_after_the_rename_is_done_when_it_is_started_again(tmp_path: Path) -> None:
+    """Case 1: the second start reads what is there, says that all of it was, and tidies."""
+    tensors, out, told = some_weights(), tmp_path / "hf", 0
+    store = file_store(tmp_path / "job")
+    manifest = saved(store, tensors)
+    killed_before_tidying(store, manifest, out)
+
+    def hear(num_bytes: int) -> None:
+        nonlocal told
+        told += num_bytes
+
+    report = export(store, manifest, out, PLAIN, file_bytes=FILE_BYTES, progress=hear)
+    assert sorted(report.kept) == sorted(path.name for path in out.glob("*.safetensors"))
+    assert told == report.num_bytes and not out.with_name(".hf.part").exists()
+    assert_equals(out, tensors)
+    with pytest.raises(PhalanxError, match="does not exist yet"):
+        export(store, manifest, out, PLAIN, file_bytes=FILE_BYTES)
+
+
+@pytest.mark.parametrize("spoil", ["bit", "gone", "small", "type"])
+def test_export_does_not_take_another_folder_for_what_it_renamed(tmp_path: Path, spoil: str) -> None:
+    out, store = tmp_path / "hf", file_store(tmp_path / "job")
+    manifest = saved(store, some_weights())
+    killed_before_tidying(store, manifest, out)
+    first = min(out.glob("*.safetensors"))
+    if spoil == "bit":
+        data = bytearray(first.read_bytes())
+        data[-1] ^= 1
+        first.write_bytes(data)
+    elif spoil == "gone":
+        first.unlink()
+    elif spoil == "small":
+        (out / "config.json").write_text("{}")
+    with pytest.raises(PhalanxError, match="does not exist yet"):
+        export(store, manifest, out, PLAIN, file_bytes=FILE_BYTES, dtype="bfloat16" if spoil == "type" else "float32")
+    assert out.exists()
+
+
 def test_export_from_s3_equals_export_from_files(tmp_path: Path, s3_prefix: str) -> None:
     from phalanx.objects import open_store
 

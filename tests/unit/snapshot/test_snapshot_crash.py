@@ -75,7 +75,7 @@ def save_as_two_ranks(store: ObjectStore) -> None:
     pending = []
     for rank, held in enumerate(rows_of(NEW, 2)):
         writer = Writer(store, rank, 2, object_bytes=OBJECT_BYTES)
-        pending.append(writer.save(1, 10, held, lambda rank=rank: (lineage.put_records(1, rank, 6, 10, None, None),)))
+        pending.append(writer.save(1, 10, held, lambda rank=rank: (lineage.records.put(1, rank, 6, 10, None, None),)))
     ends = [upload.result.exception(60) for upload in pending]
     for end in ends:
         if end is not None:

@@ -126,7 +126,7 @@ def test_collection_killed_before_any_call_leaves_only_whole_checkpoints(nursery
             None,
             CheckpointRef(1, 6),
         }, where
-        steps = sorted(step for rows, _ in Lineage(left).live_records() for step in rows.step.tolist())
+        steps = sorted(step for rows, _ in Lineage(left).records.live() for step in rows.step.tolist())
         assert steps == list(range(1, 7)), where
     assert counts == {1, 2, 3}
 

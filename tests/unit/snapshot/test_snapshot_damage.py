@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ from phalanx.objects.faults import FaultyStore, delay, fail_before, on
 from phalanx.snapshot import DamagedCheckpoint, load
 from phalanx.snapshot.parts import CHUNK_BYTES, Part, StoredBox, StoredObject, parse_part, part_bytes
 from phalanx.snapshot.restore import restore
-from phalanx.snapshot.verify import verify
+from phalanx.snapshot.verify import checkpoint_bytes, verify
 
 GOLDEN = Path(__file__).parent / "golden_part.json"
 
@@ -82,6 +83,40 @@ def test_verify_of_an_object_that_vanishes_between_readings_is_damage(tmp_path: 
     faults = [vanish, fail_before(on("read", key, nth=1), StoreError("cut"))] if nth == 2 else [vanish]
     (damage,) = verify(FaultyStore(store, faults), manifest)
     assert damage.key == key and damage.tensors == ("a",)
+
+
+def test_verify_reads_objects_side_by_side_and_tells_every_byte_once(tmp_path: Path) -> None:
+    """Progress is told by one thread at a time; damage is told in the order of the objects."""
+    store = file_store(tmp_path)
+    layout = [whole_of({f"t{rank}": torch.randn(9 + rank)}) for rank in range(3)]
+    manifest = save(store, open_attempt(store), 5, layout)
+    meeting, told, telling = threading.Barrier(3, timeout=60), [], threading.Lock()
+
+    def hear(num_bytes: int) -> None:
+        assert telling.acquire(blocking=False)
+        told.append(num_bytes)
+        telling.release()
+
+    assert verify(FaultyStore(store, [delay(on("read", "/objects/"), meeting.wait)]), manifest, hear) == ()
+    assert sum(told) == checkpoint_bytes(store, manifest)
+    objects = [info.key for info in store.list("a00000001/s00000005/objects/")]
+    for key in objects:
+        flip(tmp_path / key, -1)
+    assert [damage.key for damage in verify(store, manifest)] == objects
+
+
+def test_verify_that_is_told_to_stop_reads_no_further(tmp_path: Path) -> None:
+    store = file_store(tmp_path)
+    layout = [whole_of({f"t{rank}": torch.randn(9)}) for rank in range(20)]
+    manifest = save(store, open_attempt(store), 5, layout)
+    watched = FaultyStore(store)
+
+    def stop(num_bytes: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        verify(watched, manifest, stop)
+    assert sum(call.operation == "read" and "/objects/" in call.key for call in watched.calls) <= 8
 
 
 def test_verify_after_a_flipped_bit_anywhere_names_the_object(tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ from phalanx.lineage import CheckpointRef, Lineage
 from phalanx.objects import ObjectStore, open_store
 from phalanx.objects.faults import FaultyStore, delay, on
 from phalanx.snapshot import DamagedCheckpoint, commit, load, opened
-from phalanx.snapshot.index import read_index
 from phalanx.snapshot.load import Tensors
+from phalanx.snapshot.lookup import Lookup
 from phalanx.snapshot.writer import Writer
 
 
@@ -49,7 +49,7 @@ def test_tensors_are_read_when_they_are_asked_for(tmp_path: Path) -> None:
     store = file_store(tmp_path)
     manifest = save(store, open_attempt(store), 5, rows_of(weights(), 2))
     watched = FaultyStore(store)
-    found = Tensors(watched, manifest.ref, read_index(store, manifest))
+    found = Tensors(watched, manifest.ref, Lookup(store, manifest))
     assert len(found) == 5 and "model.half" in found and "x" not in found
     assert (found.ref, found.stored("model.half").global_shape) == (CheckpointRef(1, 5), (5, 3))
     assert watched.calls == []

@@ -13,7 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from saved_job import draft, open_attempt, tilings
+from saved_job import draft, open_attempt, save, tilings, whole_of
 from support.checkpoints import COLUMNS, ROWS, restores, values_of, write_parts
 from support.dying import every_death
 
@@ -26,10 +26,12 @@ from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, Manifest, Obj
 from phalanx.lineage.encoding import encode
 from phalanx.lineage.lists import MOST_NAMED, REFS_A_LIST, decode_refs, encoded_lists
 from phalanx.objects import ObjectStore, open_store
+from phalanx.objects.faults import FaultyStore
 from phalanx.snapshot import DamagedCheckpoint, commit
 from phalanx.snapshot.commit import root_of
 from phalanx.snapshot.coverage import coverage_fault, tiles
-from phalanx.snapshot.index import read_needed
+from phalanx.snapshot.load import Tensors
+from phalanx.snapshot.lookup import Lookup, read_needed
 from phalanx.snapshot.restore import restore
 from phalanx.snapshot.tally import Tally
 from phalanx.snapshot.verify import verify
@@ -159,7 +161,7 @@ def test_retirement_keeps_the_names_of_many_records() -> None:
     store = open_store("memory://")
     lineage = Lineage(store)
     open_attempt(store)
-    names = [lineage.put_records(1, rank, 1, 5, None, None) for rank in range(RANKS)]
+    names = [lineage.records.put(1, rank, 1, 5, None, None) for rank in range(RANKS)]
     manifest = root_of(lineage, draft(1, 5), (), names, Tally())
     assert manifest.records == () and len(manifest.record_lists) == 1
     lineage.commit(manifest)
@@ -167,4 +169,27 @@ def test_retirement_keeps_the_names_of_many_records() -> None:
     for info in list(store.list(keys.checkpoint(REF))):
         if info.key != keys.retired(REF):
             store.delete(info.key)
-    assert list(lineage.live_record_refs()) == names
+    assert list(lineage.records.live_refs()) == names
+
+
+def test_load_of_some_tensors_reads_the_parts_that_hold_them_once() -> None:
+    """Of a checkpoint with a directory; what is not asked for is not read, and names are known without any part."""
+    store = open_store("memory://")
+    layout = [whole_of({f"t{rank:02d}": torch.full((3,), float(rank))}) for rank in range(RANKS)]
+    manifest = save(store, open_attempt(store), 5, layout)
+    watched = FaultyStore(store)
+    tensors = Tensors(watched, manifest.ref, Lookup(watched, manifest))
+    assert manifest.directory is not None and len(tensors) == RANKS and "t03" in tensors and "x" not in tensors
+    assert _parts_read(watched) == []
+    for _ in range(2):
+        assert tensors["t03"].tolist() == [3.0] * 3
+    tensors.find(tensors.named(["t0[1-3]"]))
+    assert _parts_read(watched) == [keys.part(manifest.ref, rank) for rank in (3, 1, 2)]
+    assert [values[0] for values in tensors.values()] == list(range(RANKS))
+    assert len(_parts_read(watched)) == RANKS
+    with pytest.raises(KeyError):
+        tensors["x"]
+
+
+def _parts_read(store: FaultyStore) -> list[str]:
+    return [call.key for call in store.calls if call.operation == "read" and "/parts/" in call.key]

@@ -134,6 +134,12 @@ def test_plan_for_random_boxes_gives_every_rank_the_chunks_of_its_boxes(
         assert covered == needed
 
 
+def test_plan_of_boxes_that_nobody_needs_is_empty() -> None:
+    stored = StoredBox("t", "float32", (1,), Box((0,), (1,)), "k", 4, 12, ("0" * 16,))
+    index = Index({"t": StoredTensor("t", "float32", (1,), (stored,))}, {})
+    assert plan(index, [stored], [{"t": [Box((0,), (0,))]}, {}], 0) == []
+
+
 def _chunks_of(stored: StoredBox, common: Box) -> set[int]:
     marks = np.zeros(stored.box.shape, dtype=bool)
     marks[stored.box.slices_of(common)] = True

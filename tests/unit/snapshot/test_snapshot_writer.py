@@ -175,7 +175,7 @@ def test_records_of_each_rank_reach_the_manifest(tmp_path: Path) -> None:
     lineage = Lineage(store)
     writers = [Writer(store, rank, 2) for rank in range(2)]
     for rank, (writer, held) in enumerate(zip(writers, rows_of(some_tensors(), 2), strict=True)):
-        writer.save(attempt, 5, held, lambda rank=rank: (lineage.put_records(attempt, rank, 1, 5, None, None),))
+        writer.save(attempt, 5, held, lambda rank=rank: (lineage.records.put(attempt, rank, 1, 5, None, None),))
     manifest = commit(lineage, store, draft(attempt, 5), 2, 30)
     assert [ref.key for ref in manifest.records] == [
         f"a00000001/records/s00000001-s00000005-r{rank:08d}.safetensors" for rank in range(2)

@@ -56,14 +56,14 @@ def test_hand_over_stores_the_rows_of_its_steps_once_and_starts_anew(lineage: Li
     store = taken.hand_over(2)
     taken.add(result(3), rows(4, 5))  # a step that goes on while the rows before it are stored
     (ref,) = store()
-    windows, steps = lineage.read_records(ref)
+    windows, steps = lineage.records.read(ref)
     assert windows.position.tolist() == [0, 1, 2, 3] and windows.step.tolist() == [1, 1, 2, 2]
     assert windows.segment_window.tolist() == [0, 1, 2, 3] and windows.offset.tolist() == [0, 8, 16, 24]
     assert steps.step.tolist() == [1, 2] and np.isnan(steps.loss[1]) and steps.valid_tokens.tolist() == [16, 16]
     assert store() == (ref,)  # a repeated upload recognises its own
     (second,) = taken.hand_over(3)()
     assert second.key.endswith("s00000003-s00000003-r00000000.safetensors")
-    assert lineage.read_records(second)[0].position.tolist() == [4, 5]
+    assert lineage.records.read(second)[0].position.tolist() == [4, 5]
 
 
 def test_rank_that_records_nothing_stores_nothing(lineage: Lineage) -> None:
@@ -76,7 +76,7 @@ def test_rank_that_reads_but_is_not_the_first_stores_windows_alone(lineage: Line
     reader = recorder(lineage, rank=1, steps=False)
     reader.add(result(1), rows(7))
     (ref,) = reader.hand_over(1)()
-    windows, steps = lineage.read_records(ref)
+    windows, steps = lineage.records.read(ref)
     assert windows.position.tolist() == [7] and len(steps.step) == 0
 
 
@@ -84,7 +84,7 @@ def test_rank_with_surplus_slots_only_stores_an_empty_object(lineage: Lineage) -
     reader = recorder(lineage, rank=2, steps=False)
     reader.add(result(1), rows())
     (ref,) = reader.hand_over(1)()
-    assert len(lineage.read_records(ref)[0].position) == 0
+    assert len(lineage.records.read(ref)[0].position) == 0
 
 
 def test_hand_over_without_a_step_stores_nothing(lineage: Lineage) -> None:

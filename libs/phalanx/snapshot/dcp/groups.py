@@ -7,10 +7,11 @@ come meanwhile: on one group their messages would be mixed up.
 from __future__ import annotations
 
 import threading
-from datetime import timedelta
 from typing import Literal
 
 import torch.distributed as dist
+
+from phalanx.snapshot.gloo import gloo_group
 
 Purpose = Literal["save", "load"]
 
@@ -32,8 +33,5 @@ def own_group(purpose: Purpose, base: dist.ProcessGroup | None, deadline_s: floa
     key = (purpose, tuple(ranks), deadline_s)
     with _kept_lock:
         if key not in _kept or _kept[key][0] is not base:
-            own = dist.new_group(
-                ranks, timedelta(seconds=2 * deadline_s), backend="gloo", use_local_synchronization=True
-            )
-            _kept[key] = (base, own)
+            _kept[key] = (base, gloo_group(ranks, 2 * deadline_s))
         return _kept[key][1]

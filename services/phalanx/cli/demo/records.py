@@ -30,7 +30,7 @@ def step_facts(job: Job) -> StepFacts:
     lineage = Lineage(job_store(job))
     losses: dict[int, float] = {}
     total_s = 0.0
-    for _, steps in lineage.live_records():
+    for _, steps in lineage.records.live():
         losses |= {int(step): float(loss) for step, loss in zip(steps.step, steps.loss, strict=True)}
         total_s += float(steps.step_time_s.sum())
     tokens = len(losses) * job.training.global_batch_size * job.training.seq_len
