@@ -14,10 +14,10 @@ from phalanx.checkpoint.importing.source import Source, SourceBox, SourceTensor,
 from phalanx.core.box import Box
 from phalanx.core.digest import digest_of, sha256
 from phalanx.core.errors import PhalanxError
+from phalanx.models.hugging_face import INDEX_NAME
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.dtypes import DTYPES
 
-INDEX_NAME: Final = "model.safetensors.index.json"
 SUFFIX: Final = ".safetensors"
 MAX_HEADER_BYTES: Final = 100_000_000  # as the safetensors library has it
 _SHARDING: Final = "DCP_SHARDING_INFO"

@@ -35,7 +35,7 @@ LIMITS = Limits()
 
 
 def unpickled(
-    where: str, kind: Literal["metadata", "tensors"], pickles: Sequence[bytes], limits: Limits = LIMITS
+    where: str, kind: Literal["metadata", "tensors", "numbers"], pickles: Sequence[bytes], limits: Limits = LIMITS
 ) -> list[dict[str, Any]]:
     """What each pickle says, as plain values; see `unpickle.py`. where: names them in errors.
 

@@ -40,7 +40,8 @@ class MappedTensor:
 @dataclass(frozen=True, slots=True)
 class ImportPlan:
     """An import as it will be. steps: tensors that hold the number of updates, to be read. left_out: names of the
-    source that are not used. same: pairs that must hold the same values, of which one is used.
+    source that are not used. same: pairs that must hold the same values, of which one is used. counts: numbers of
+    updates that are no tensors, by name.
     """
 
     tensors: tuple[MappedTensor, ...]
@@ -49,6 +50,7 @@ class ImportPlan:
     same: tuple[tuple[SourceTensor, SourceTensor], ...]
     rotary: Rotary
     with_optimizer: bool
+    counts: Mapping[str, float]
 
 
 def planned(
@@ -96,7 +98,8 @@ def planned(
         for name, shape in shapes.items()
     ]
     steps = tuple(tensor for (_, part), tensor in found.by_meaning.items() if part == "step" and with_optimizer)
-    return ImportPlan(tuple(tensors), steps, found.left_out(args), found.same(args), pairing, with_optimizer)
+    counts = {name: source.numbers[name] for name in found.counters.values()} if with_optimizer else {}
+    return ImportPlan(tuple(tensors), steps, found.left_out(args), found.same(args), pairing, with_optimizer, counts)
 
 
 class _Found:
@@ -105,10 +108,11 @@ class _Found:
     def __init__(self, source: Source, known: frozenset[str], with_optimizer: bool, leave_out: set[str]) -> None:
         self._source = source
         self.by_meaning: dict[tuple[str, str], SourceTensor] = {}
+        self.counters: dict[str, str] = {}  # of a parameter: the name of its number of updates
         self.hugging_face: set[bool] = set()
         self.problems: list[PhalanxError] = []
         self._unused = [name for name in source.others if is_setting(name)]
-        for name in sorted(leave_out - {*source.tensors, *source.others}):
+        for name in sorted(leave_out - {*source.tensors, *source.others, *source.numbers}):
             self.problems.append(
                 PhalanxError("--leave-out", value=name, expected="a name of the source", remedy="see --dry-run")
             )
@@ -121,6 +125,14 @@ class _Found:
                 unknown.append(name)
             else:
                 self._take(meaning, tensor)
+        for name in source.numbers:
+            meaning = meaning_of(name, known)
+            if name in leave_out or not with_optimizer:
+                self._unused.append(name)
+            elif meaning is None:
+                unknown.append(name)
+            else:
+                self.counters[meaning.parameter] = name
         self._unused += [name for name in unknown if name in leave_out]
         self.problems += [_unknown(name) for name in sorted(unknown) if name not in leave_out]
 
@@ -142,7 +154,9 @@ class _Found:
         for name in shapes:
             wanted = (part,) if part == "model" else (part, "step")
             for each in wanted:
-                if (name, each) not in self.by_meaning and not (each == "step" and part != MOMENTS[0]):
+                if (name, each) in self.by_meaning or (each == "step" and name in self.counters):
+                    continue
+                if each != "step" or part == MOMENTS[0]:
                     yield PhalanxError(
                         name if each == "model" else f"{name} {each}",
                         expected="a tensor for it in the source",

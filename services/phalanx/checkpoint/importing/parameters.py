@@ -72,6 +72,12 @@ def is_setting(name: str) -> bool:
     return _SETTINGS.fullmatch(name) is not None or _TABLES.fullmatch(name) is not None
 
 
+def is_counter(name: str) -> bool:
+    """Whether a source's entry counts the updates of a parameter, as a tensor of one element or as a number."""
+    state = _STATE.fullmatch(name)
+    return state is not None and state[2] == "step"
+
+
 def is_optimizer(name: str) -> bool:
     """Whether a source's tensor is state of an optimizer."""
     return _STATE.fullmatch(name) is not None

@@ -52,7 +52,8 @@ class Source:
     """A source as its headers describe it; no tensor is read yet.
 
     kind: `hugging-face` or `torch-dcp`. others: names of what is there beside tensors. config: content of its
-    config.json, where it has one. digest: of all that tells it from another: headers, names and sizes of files.
+    config.json, where it has one. numbers: counters that are stored as Python numbers, by name. digest: of all that
+    tells it from another: headers, names and sizes of files.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class Source:
     digest: str
     others: tuple[str, ...] = ()
     config: Mapping[str, Any] | None = field(default=None)
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 def checked(tensor: SourceTensor, url: str) -> SourceTensor:

@@ -12,8 +12,9 @@ from typing import Any, Final
 
 from phalanx.checkpoint.importing.hugging_face import parsed
 from phalanx.checkpoint.importing.isolated import LIMITS, Limits, unpickled
+from phalanx.checkpoint.importing.parameters import is_counter
 from phalanx.checkpoint.importing.source import Source, SourceBox, SourceTensor, checked, read_bytes, unusable
-from phalanx.checkpoint.importing.zip_records import Item, SavedTensor, saved_tensor
+from phalanx.checkpoint.importing.zip_records import Item, SavedTensor, saved_pickle, saved_tensor
 from phalanx.core.box import Box
 from phalanx.core.digest import digest_of, sha256
 from phalanx.core.errors import PhalanxError
@@ -37,6 +38,7 @@ def read_torch_dcp(store: ObjectStore, url: str, limits: Limits = LIMITS) -> Sou
     listed = {info.key: info.num_bytes for info in store.list()}
     places = _places(url, found["stored"], listed)
     tensors = {row["name"]: _tensor(url, row, places) for row in found["tensors"]}
+    numbers = _numbers(store, url, found, listed, limits)
     config = read_bytes(store, _CONFIG) if _CONFIG in listed else None
     files = {item.key: listed[item.key] for item in places.values()}
     return Source(
@@ -45,9 +47,22 @@ def read_torch_dcp(store: ObjectStore, url: str, limits: Limits = LIMITS) -> Sou
         store=store,
         tensors=tensors,
         digest=digest_of({METADATA: sha256(data), "files": files, "config": sha256(config or b"")}),
-        others=tuple(sorted(found["others"])),
+        others=tuple(sorted(set(found["others"]) - numbers.keys())),
         config=None if config is None else parsed(f"{url}/{_CONFIG}", config),
+        numbers=numbers,
     )
+
+
+def _numbers(
+    store: ObjectStore, url: str, found: Mapping[str, Any], listed: Mapping[str, int], limits: Limits
+) -> dict[str, float]:
+    """The counters of updates that are no tensors, read."""
+    counters = {name for name in found["others"] if is_counter(name)}
+    items = {row["name"]: _checked_item(url, row, listed) for row in found["stored"] if row["name"] in counters}
+    with ThreadPoolExecutor(_READERS) as pool:
+        pickles = list(pool.map(lambda item: saved_pickle(store, item), items.values()))
+    rows = unpickled(f"{url}: data.pkl of a number", "numbers", pickles, limits) if pickles else []
+    return {name: float(row["value"]) for name, row in zip(items, rows, strict=True)}
 
 
 def located(source: Source, names: Iterable[str], limits: Limits = LIMITS) -> dict[str, SourceTensor]:
@@ -79,19 +94,24 @@ def _places(url: str, rows: Iterable[Mapping[str, Any]], listed: Mapping[str, in
     for row in rows:
         if row["offset"] is None:
             continue
-        item = Item(_safe(url, row["file"]), row["start"], row["num_bytes"])
-        if item.key not in listed:
-            raise unusable(url, item.key, "all files that .metadata names; this one is missing")
-        if item.start < 0 or item.num_bytes < 0 or item.start + item.num_bytes > listed[item.key]:
-            raise unusable(f"{url}/{item.key}", f"{listed[item.key]} bytes", "a file as long as .metadata says")
-        if row["transformed"]:
-            raise PhalanxError(
-                f"{row['name']} of {url}",
-                expected="values that are stored as they are",
-                remedy="save it again without stream transforms (compression, encryption)",
-            )
-        places[row["name"], tuple(row["offset"])] = item
+        places[row["name"], tuple(row["offset"])] = _checked_item(url, row, listed)
     return places
+
+
+def _checked_item(url: str, row: Mapping[str, Any], listed: Mapping[str, int]) -> Item:
+    """Where the metadata says that something is stored; PhalanxError where it cannot be there."""
+    item = Item(_safe(url, row["file"]), row["start"], row["num_bytes"])
+    if item.key not in listed:
+        raise unusable(url, item.key, "all files that .metadata names; this one is missing")
+    if item.start < 0 or item.num_bytes < 0 or item.start + item.num_bytes > listed[item.key]:
+        raise unusable(f"{url}/{item.key}", f"{listed[item.key]} bytes", "a file as long as .metadata says")
+    if row["transformed"]:
+        raise PhalanxError(
+            f"{row['name']} of {url}",
+            expected="values that are stored as they are",
+            remedy="save it again without stream transforms (compression, encryption)",
+        )
+    return item
 
 
 def _safe(url: str, file: str) -> str:

@@ -2,9 +2,10 @@
 
     python -I -S -B unpickle.py KIND MEMORY_BYTES CPU_S
 
-KIND: `metadata` (one `.metadata` of torch.distributed.checkpoint) or `tensors` (the data.pkl of saved tensors). stdin:
-for each pickle its length (8 bytes, little endian) and its bytes. stdout: one JSON object, `{"found": [...]}` or
-`{"refused": "why"}`. The parent limits the size of stdout (RLIMIT_FSIZE) and the time.
+KIND: `metadata` (one `.metadata` of torch.distributed.checkpoint), `tensors` (the data.pkl of saved tensors) or
+`numbers` (the data.pkl of saved Python numbers). stdin: for each pickle its length (8 bytes, little endian) and its
+bytes. stdout: one JSON object, `{"found": [...]}` or `{"refused": "why"}`. The parent limits the size of stdout
+(RLIMIT_FSIZE) and the time.
 
 A pickle is a program: it names functions, and loading it calls them. Here a name is looked up in a table of the few
 that torch writes, never imported, and what the table holds makes plain records. Any other name ends the program, as
@@ -140,6 +141,7 @@ NAMES: Mapping[str, Mapping[tuple[str, str], object]] = {
         ("torch._utils", "_rebuild_tensor_v2"): Rebuilt,
         ("collections", "OrderedDict"): ordered,
     },
+    "numbers": {},
 }
 
 
@@ -236,6 +238,13 @@ def tensor(value: object) -> dict[str, object]:
     }
 
 
+def number(value: object) -> dict[str, object]:
+    """A saved number that is finite."""
+    if type(value) not in (int, float) or not isinstance(value, int | float) or not abs(value) < 2**63:
+        raise Refused("has a value that is no number")
+    return {"value": value}
+
+
 def pickles(data: bytes) -> Iterator[bytes]:
     """The pickles in stdin."""
     at = 0
@@ -256,7 +265,11 @@ def main(kind: str, memory_bytes: int, cpu_s: int) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    readers: dict[str, Callable[[object], dict[str, object]]] = {"metadata": metadata, "tensors": tensor}
+    readers: dict[str, Callable[[object], dict[str, object]]] = {
+        "metadata": metadata,
+        "tensors": tensor,
+        "numbers": number,
+    }
     read = readers[kind]
     data, out = sys.stdin.buffer.read(), sys.stdout
     sys.addaudithook(watch)

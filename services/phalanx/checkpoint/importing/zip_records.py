@@ -62,6 +62,19 @@ def saved_tensor(store: ObjectStore, item: Item) -> SavedTensor:
     return SavedTensor(pickle, names[0].removeprefix("data/"), item.start + start, data.file_size)
 
 
+def saved_pickle(store: ObjectStore, item: Item) -> bytes:
+    """The pickle of a saved value that is no tensor. Raises PhalanxError for what is no archive of one."""
+    where = f"{store.url}/{item.key} at byte {item.start}"
+    try:
+        with zipfile.ZipFile(_Window(store, item)) as archive:
+            records = {info.filename.partition("/")[2]: info for info in archive.infolist()}
+            if "data.pkl" not in records or any(name.startswith("data/") for name in records):
+                raise unusable(where, sorted(records), "one value, as torch.save writes it")
+            return _small(archive, records["data.pkl"])
+    except (zipfile.BadZipFile, ValueError, NotImplementedError, RuntimeError, EOFError, struct.error) as error:
+        raise unusable(where, str(error), "a value as torch.save writes it") from error
+
+
 def _small(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
     if max(info.file_size, info.compress_size) > _SMALL or info.compress_type != zipfile.ZIP_STORED:
         raise ValueError(f"{info.filename} has {info.file_size} bytes")

@@ -84,6 +84,31 @@ def test_missing_and_unknown_state_of_the_optimizer_is_named(tmp_path: Path, job
     assert names == ["optimizer.state.norm.weight.max_exp_avg_sq", "norm.weight step", "norm.weight exp_avg_sq"]
 
 
+@pytest.mark.parametrize("count", [7, 7.0])
+def test_number_of_updates_that_is_no_tensor_is_read(tmp_path: Path, job: Job, foreign: Foreign, count: float) -> None:
+    """As some optimizers keep it; for some parameters a tensor, for others a number, is well too."""
+    state = torchtitan_state(foreign)
+    for name in list(foreign.weights)[1:]:
+        state["optimizer"][f"state.{name}.step"] = count
+    folder = write_dcp(tmp_path / "dcp", state)
+    report = Import(job, str(folder), HALF).run()
+    assert report.num_updates == 7 and not [name for name in report.left_out if name.endswith("weight.step")]
+    assert_equal(load(job_store(job).url), foreign.tensors())
+
+
+@pytest.mark.parametrize(
+    ("count", "expected"), [(3, "one number of updates"), (-7, "one number"), ("7", "is no number")]
+)
+def test_number_of_updates_that_is_none_or_another_is_refused(
+    tmp_path: Path, job: Job, foreign: Foreign, count: object, expected: str
+) -> None:
+    state = torchtitan_state(foreign)
+    state["optimizer"]["state.norm.weight.step"] = count
+    folder = write_dcp(tmp_path / "dcp", state)
+    with pytest.raises(PhalanxError, match=expected):
+        Import(job, str(folder), HALF)
+
+
 def test_parameters_that_were_updated_unequally_often_are_refused(tmp_path: Path, job: Job, foreign: Foreign) -> None:
     state = torchtitan_state(foreign)
     state["optimizer"]["state.norm.weight.step"] = torch.tensor(3.0)
