@@ -20,9 +20,11 @@ def begin(act: Callable[[], Result], name: str) -> Future[Result]:
 
 
 def each(act: Callable[[int], Result], count: int, num_threads: int, name: str) -> list[Result]:
-    """`act` of 0 to `count` - 1, `num_threads` at once, in order. After a failure none is begun any more; it is raised
-    when those begun have ended.
+    """`act` of 0 to `count` - 1, `num_threads` at once (where one will do, it is the caller's), in order. After a
+    failure none is begun any more; it is raised when those begun have ended.
     """
+    if min(num_threads, count) <= 1:
+        return [act(number) for number in range(count)]
     results: dict[int, Result] = {}
     numbers = iter(range(count))
     lock = threading.Lock()
