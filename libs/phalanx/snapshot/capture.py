@@ -85,7 +85,8 @@ class HostBuffer:
                             self._copy(planned.data_start + start, source)
                     else:
                         on_host += _pieces(planned.data_start + start, source)
-            background.each(lambda number: self._copy(*on_host[number]), len(on_host), _num_copiers(), "snapshot-copy")
+            num_copiers = _num_copiers(sum(source.nbytes for _, source in on_host))
+            background.each(lambda number: self._copy(*on_host[number]), len(on_host), num_copiers, "snapshot-copy")
             for side in streams.values():
                 side.synchronize()
             return memory
@@ -124,8 +125,8 @@ def _pieces(start: int, source: torch.Tensor) -> Iterator[tuple[int, torch.Tenso
         yield start + at, data[at : at + _COPY_BYTES]
 
 
-def _num_copiers() -> int:
-    return min(_MAX_COPIERS, len(os.sched_getaffinity(0)))
+def _num_copiers(num_bytes: int) -> int:
+    return min(_MAX_COPIERS, len(os.sched_getaffinity(0)), 1 + num_bytes // _COPY_BYTES)
 
 
 def cut(local: torch.Tensor, held: Box, wanted: Box) -> torch.Tensor:
