@@ -63,6 +63,15 @@ def test_door_checkpoint_is_one_for_the_commands_and_for_notebooks(tmp_path: Pat
     assert (arrays["optim.state.w.exp_avg"] == state["optim"]["state"]["w"]["exp_avg"].numpy()).all()
 
 
+def test_door_checkpoint_has_no_names_to_export_it_by(tmp_path: Path) -> None:
+    url, out = url_of(tmp_path / "job"), tmp_path / "out"
+    save(some_state(), url, step=3)
+    done = CliRunner().invoke(app, ["checkpoint", "export", url, "3", "--out", str(out)])
+    assert isinstance(done.exception, PhalanxError) and done.exit_code != 0
+    assert "another program saved these checkpoints; read them with phalanx.snapshot.load" in str(done.exception)
+    assert not out.exists()
+
+
 def test_door_serves_modules_and_optimizers(tmp_path: Path) -> None:
     url = url_of(tmp_path)
     model = torch.nn.Linear(3, 2)
