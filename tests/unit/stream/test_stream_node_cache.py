@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from phalanx.core.errors import PhalanxError
-from phalanx.stream.node_cache import PART, NodeCache, _Entry
+from phalanx.stream import node_cache
+from phalanx.stream.node_cache import PART, ROOM, NodeCache, _Entry
 
 SIZE = 1000
 
@@ -85,11 +87,11 @@ class FinishesMeanwhile(NodeCache):
     finishing = ""
 
     def _listed(self):
-        for entry in super()._listed():
-            if entry.name == self.finishing + PART:
-                (self.folder / entry.name).rename(self.folder / self.finishing)
-            else:
-                yield entry
+        names = super()._listed()
+        if self.finishing + PART in names:
+            names.remove(self.finishing + PART)
+            (self.folder / (self.finishing + PART)).rename(self.folder / self.finishing)
+        return names
 
     def finishes(self, number: int) -> None:
         self.finishing = name(number)
@@ -110,6 +112,82 @@ def test_a_part_that_has_gone_frees_nothing(cache):
     put(cache, 1)
     assert not cache._let_go(_Entry(name(1) + PART, SIZE, 0, is_part=True))
     assert [path.name for path in cache.folder.iterdir()] == [name(1)]
+
+
+ROOMY = 256 * 4 * SIZE  # a process reserves room for four pieces at a time
+
+
+@pytest.fixture
+def small_rooms(monkeypatch):
+    """Room is reserved in caches as small as those of these tests."""
+    monkeypatch.setattr(node_cache, "_LEAST_ROOM_BYTES", 0)
+
+
+def fill(folder: Path, numbers: range) -> None:
+    """Pieces that are there from before."""
+    for number in numbers:
+        (folder / name(number)).write_bytes(content(number))
+
+
+class Looks(NodeCache):
+    """Counts its looks through the folder, and what of the pieces lay there beyond the bound."""
+
+    looks, beyond = 0, 0
+
+    def _listed(self):
+        self.looks += 1
+        names = super()._listed()
+        whole = sum(int(each.rsplit("-", 1)[1]) for each in names if not each.endswith((PART, ROOM)))
+        self.beyond = max(self.beyond, whole - self.max_bytes)
+        return names
+
+
+def test_room_for_several_pieces_is_reserved_in_one_look(tmp_path, small_rooms):
+    cache = Looks(tmp_path / "pieces", ROOMY)
+    for number in range(40):
+        put(cache, number)
+    assert cache.looks == 2 * 40 / 4
+    assert cache.used_bytes() == 40 * SIZE
+
+
+def test_writers_with_room_of_their_own_stay_within_the_bound_together(tmp_path, small_rooms):
+    caches = [Looks(tmp_path / "pieces", ROOMY) for _ in range(3)]
+    fill(caches[0].folder, range(1000))
+    with ThreadPoolExecutor(6) as threads:
+        assert all(threads.map(lambda number: put(caches[number % 3], number) == content(number), range(1000, 1200)))
+    assert all(cache.beyond <= 0 for cache in caches) and caches[0].used_bytes() <= ROOMY
+    assert caches[0].used_bytes() > ROOMY - 256 * SIZE, "no more is let go than the room that is asked for"
+
+
+def test_room_ends_with_the_cache_that_reserved_it(tmp_path, small_rooms):
+    cache = NodeCache(tmp_path / "pieces", ROOMY)
+    put(cache, 1)
+    assert len(list(cache.folder.glob(f"*{ROOM}"))) == 1
+    folder = cache.folder
+    del cache
+    gc.collect()
+    assert [path.name for path in folder.iterdir()] == [name(1)]
+
+
+def test_room_that_a_killed_process_had_reserved_is_let_go_for_pieces(tmp_path, small_rooms):
+    folder = tmp_path / "pieces"
+    reserves = f"""
+import os, signal
+from pathlib import Path
+from phalanx.stream import node_cache
+from phalanx.stream.node_cache import NodeCache
+node_cache._LEAST_ROOM_BYTES = 0
+cache = NodeCache(Path({str(folder)!r}), {ROOMY})
+cache.get({name(1)!r}, {SIZE}, lambda: bytes({SIZE}))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", reserves], check=False, timeout=60)
+    (left,) = folder.glob(f"*{ROOM}")
+    cache = NodeCache(folder, ROOMY)
+    fill(folder, range(2, 1024))
+    for number in range(1024, 1032):
+        put(cache, number)
+    assert not left.exists() and cache.used_bytes() > ROOMY - 16 * SIZE
 
 
 FETCHES = """
