@@ -2,7 +2,8 @@
 
 Beside s3.py, where a server on the same machine is as fast as memory: here the link is what limits, as it does where
 the server is another machine. Each rate gets a network namespace of its own with a token bucket on its loopback device
-(Linux; unshare, ip, tc), a ministack server, and rounds of both sides.
+(Linux; unshare, ip, tc), a ministack server, and rounds of both sides: raw reads by bare obstore, and one epoch of a
+new reader, as a whole and between the first batches of its first and last block (see `epoch` in s3.py).
 
 python benchmarks/data/link.py FOLDER [--mbit 500 1000 2000 4000] [--shards 16] [--rounds 3]
 """
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import time
 import uuid
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests"))
 
 import pytest
 from corpus import flat_tokens, machine, write_split
-from s3 import IN_FLIGHT, epoch, ranges
+from s3 import epoch, ranges, read_all, through_obstore
 from support import ministack
 
 from phalanx.objects import ObjectStore, StorageSettings, open_store
@@ -30,34 +31,31 @@ from phalanx.objects import ObjectStore, StorageSettings, open_store
 IN_NAMESPACE = 'ip link set lo up && exec "$@"'
 
 
-def measure(store: ObjectStore, mbit: int, rounds: int) -> None:
-    """Rounds of both sides, after one that is not counted."""
+def measure(store: ObjectStore, read: Callable[[str, int, int], object], mbit: int, rounds: int) -> None:
+    """Rounds of both sides, after one that is not counted. read: one range, raw."""
     wanted = ranges(store, [info.key for info in store.list() if info.key.endswith(".tar")])
     total_mb = sum(stop - start for _, start, stop in wanted) / 1e6
-
-    def raw() -> None:
-        with ThreadPoolExecutor(IN_FLIGHT) as threads:
-            assert all(threads.map(lambda each: store.read(each[0], each[1], each[2] - each[1]), wanted))
-
     subprocess.run(
         ["tc", "qdisc", "add", "dev", "lo", "root", "tbf", "rate", f"{mbit}mbit", "burst", "256kb", "latency", "100ms"],
         check=True,
     )
-    seconds: list[tuple[float, float]] = []
+    rates: list[tuple[float, float, float]] = []
     for number in range(rounds + 1):
         start = time.perf_counter()
-        raw()
+        read_all(read, wanted)
         middle = time.perf_counter()
-        epoch(store, None)
+        found = epoch(store, None)
+        assert found is not None, "one block has nothing between blocks"
         if number:
-            seconds.append((middle - start, time.perf_counter() - middle))
-    raw_mb, reader_mb = (total_mb / median(pair[side] for pair in seconds) for side in (0, 1))
-    ratios = [one / other for one, other in seconds]
-    print(
-        f"{mbit:,} Mbit/s: raw {raw_mb:.0f} MB/s, reader to the hand-off {reader_mb:.0f} MB/s, "
-        f"ratio {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
-        flush=True,
-    )
+            rates.append((total_mb / (middle - start), total_mb / (time.perf_counter() - middle), found.mb_s))
+    print(f"{mbit:,} Mbit/s: raw {median(raw for raw, _, _ in rates):.0f} MB/s")
+    for side, name in (1, "reader to the hand-off, an epoch"), (2, "between blocks"):
+        ratios = [each[side] / each[0] for each in rates]
+        print(
+            f"  {name}: {median(each[side] for each in rates):.0f} MB/s, "
+            f"ratio {median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
+            flush=True,
+        )
 
 
 def inside(folder: Path, mbit: int, shards: int, rounds: int) -> None:
@@ -67,9 +65,10 @@ def inside(folder: Path, mbit: int, shards: int, rounds: int) -> None:
     with ministack.running(ministack.required_executable(), logs) as endpoint, pytest.MonkeyPatch.context() as patch:
         ministack.set_environ(patch, endpoint.credentials)
         bucket = ministack.make_bucket(endpoint, "bench")
-        store = open_store(f"{bucket}/split", StorageSettings(endpoint=endpoint))
+        settings = StorageSettings(endpoint=endpoint)
+        store = open_store(f"{bucket}/split", settings)
         write_split(store, flat_tokens(folder, shards))
-        measure(store, mbit, rounds)
+        measure(store, through_obstore(bucket.removeprefix("s3://"), settings, "split"), mbit, rounds)
 
 
 def main() -> None:

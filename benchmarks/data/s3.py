@@ -1,8 +1,9 @@
 """Windows from an S3 server beside what its best client can read raw, and the first batch of a fresh process.
 
 Raw: the same tars in ranges of 8 MiB, 8 in flight, through obstore (as `phalanx.objects` does), boto3 and s3fs. Reader:
-one epoch, 16 x 2048 a batch, by a new reader in one process, without and with an (empty) cache of the node. Rounds are
-interleaved, medians are printed, MB are of the tars.
+one epoch, 16 x 2048 a batch, by a new reader in one process, without and with an (empty) cache of the node; and of the
+same epoch what lies between the first batches of its first and last block (see `epoch`). Rounds are interleaved,
+medians are printed, MB are of the tars.
 
 python benchmarks/data/s3.py ENDPOINT FOLDER [--shards 12] [--rounds 5]
 (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY set)
@@ -18,6 +19,7 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -25,7 +27,7 @@ import boto3
 import numpy as np
 import obstore
 import s3fs
-from corpus import BATCH, SEQ_LEN, flat_tokens, machine, order_of, write_split
+from corpus import BATCH, BLOCK_SHARDS, SEQ_LEN, SHARD_TOKENS, flat_tokens, machine, order_of, write_split
 
 from phalanx.objects import ObjectStore, StorageSettings, fsspec_options, open_store
 from phalanx.stream import WindowReader, open_split
@@ -64,13 +66,48 @@ def ranges(store: ObjectStore, keys: list[str]) -> list[tuple[str, int, int]]:
     ]
 
 
-def epoch(store: ObjectStore, cache: NodeCache | None) -> None:
-    """All windows of one epoch."""
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """MB/s in wall time, and of a second of this process's CPU time."""
+
+    mb_s: float
+    mb_cpu_s: float
+
+
+def epoch(store: ObjectStore, cache: NodeCache | None) -> Rates | None:
+    """All windows of one epoch; gives the rates from the first batch of the first block to that of the last one. In
+    between all blocks but one were fetched, and all but one handed over: what a run does on and on, without how it
+    begins and how it ends. None where there is only one block.
+    """
     split = open_split(store)
     count = split.num_tokens // SEQ_LEN // BATCH
+    before_last = (split.num_shards - 1) // BLOCK_SHARDS * BLOCK_SHARDS * SHARD_TOKENS  # tokens before the last block
+    marks, last_block = [], -(-before_last // (SEQ_LEN * BATCH))
+    read = 0
     with WindowReader(store, split, order_of(store, split), True, reads_ahead=True, cache=cache) as reader:
-        read = sum(1 for _ in reader.batches(np.arange(k * BATCH, (k + 1) * BATCH) for k in range(count)))
+        for _ in reader.batches(np.arange(k * BATCH, (k + 1) * BATCH) for k in range(count)):
+            if read in (0, last_block):
+                marks.append((time.perf_counter(), time.process_time()))
+            read += 1
     assert read == count
+    if len(marks) == 1:
+        return None
+    moved_mb = before_last * split.dtype.itemsize / 1e6
+    wall_s, cpu_s = (stop - start for start, stop in zip(*marks, strict=True))
+    return Rates(moved_mb / wall_s, moved_mb / cpu_s)
+
+
+def read_all(read: Callable[[str, int, int], object], wanted: list[tuple[str, int, int]]) -> None:
+    """All ranges, IN_FLIGHT at a time."""
+    with ThreadPoolExecutor(IN_FLIGHT) as threads:
+        for _ in threads.map(lambda each: read(*each), wanted):
+            pass
+
+
+def through_obstore(bucket: str, settings: StorageSettings, folder: str) -> Callable[[str, int, int], object]:
+    """A read of bytes [start, stop) of a key below `folder` by the bare client."""
+    engine = open_store(f"s3://{bucket}", settings)._engine  # type: ignore[attr-defined]
+    return lambda key, start, stop: obstore.get_range(engine, f"{folder}/{key}", start=start, end=stop)
 
 
 def pieces(store: ObjectStore) -> None:
@@ -78,9 +115,7 @@ def pieces(store: ObjectStore) -> None:
     split = open_split(store)
     order = order_of(store, split)
     source = SplitPieces(store, split, order.index_of)
-    wanted = [
-        (shard, piece) for shard in range(split.num_shards) for piece in range(len(source.cut(shard).first_members) - 1)
-    ]
+    wanted = [(shard, piece) for shard in range(split.num_shards) for piece in range(source.cut(shard).num_pieces)]
     with ThreadPoolExecutor(IN_FLIGHT) as threads:
         found = threads.map(lambda each: not source.load(*each).damage, wanted)
         assert all(found)
@@ -105,24 +140,19 @@ def main() -> None:
     wanted = ranges(store, keys)
     total_mb = sum(stop - start for _, start, stop in wanted) / 1e6
     files = s3fs.S3FileSystem(**fsspec_options(url, settings))
-    engine = open_store(f"s3://{bucket}", settings)._engine  # type: ignore[attr-defined]
 
     def all_ranges(read: Callable[[str, int, int], object]) -> Callable[[], object]:
-        def one() -> object:
-            with ThreadPoolExecutor(IN_FLIGHT) as threads:
-                return sum(1 for _ in threads.map(lambda each: read(*each), wanted))
-
-        return one
+        return lambda: read_all(read, wanted)
 
     def through_boto3(key: str, start: int, stop: int) -> object:
         return client.get_object(Bucket=bucket, Key=f"split/{key}", Range=f"bytes={start}-{stop - 1}")["Body"].read()
 
-    def through_cache() -> None:
+    def through_cache() -> Rates:
         shutil.rmtree(options.folder / "pieces", ignore_errors=True)
-        epoch(open_store(url, settings), NodeCache(options.folder / "pieces", 8 << 30))
+        return epoch(open_store(url, settings), NodeCache(options.folder / "pieces", 8 << 30))
 
     sides: dict[str, Callable[[], object]] = {
-        "raw, obstore": all_ranges(lambda key, a, b: obstore.get_range(engine, f"split/{key}", start=a, end=b)),
+        "raw, obstore": all_ranges(through_obstore(bucket, settings, "split")),
         "raw, obstore through phalanx.objects": all_ranges(lambda key, a, b: store.read(key, a, b - a)),
         "raw, boto3": all_ranges(through_boto3),
         "raw, s3fs": all_ranges(lambda key, a, b: files.cat_file(f"{bucket}/split/{key}", start=a, end=b)),
@@ -135,9 +165,12 @@ def main() -> None:
     for number in range(options.rounds + 1):
         for name, act in sides.items():
             start, cpu = time.perf_counter(), time.process_time()
-            act()
+            found = act()
             if number:
                 seconds[name].append((time.perf_counter() - start, time.process_time() - cpu))
+            if number and isinstance(found, Rates):
+                between = seconds.setdefault(f"{name}, between blocks", [])
+                between.append((total_mb / found.mb_s, total_mb / found.mb_cpu_s))
     best = max(
         (name for name in sides if name.startswith("raw")), key=lambda name: -median(s for s, _ in seconds[name])
     )
