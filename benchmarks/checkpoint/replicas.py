@@ -1,7 +1,9 @@
-"""Times the restore of one node's share: from its own memory, from a partner node's over mTLS, and from storage.
+"""Times what nodes keep in memory for each other, beside storage: the same tensors, in turn, in one run.
 
-The partner is a process of its own on this machine, reached by gRPC as in a cluster; the way to it is loopback. Storage
-is a folder (read with and without the pages that the system keeps of it) or any URL. Every restore verifies all bytes.
+A rank takes its share (`capture`: until the tensors may change; `take`: until all is hashed), its agent takes it over
+without a copy (`map`), and a partner agent, a process of its own, gets it over TLS on loopback (`push`). Then the
+tensors are restored from the memory of this node and from storage; every restore verifies all bytes. Storage is a
+folder (read with and without the pages that the system keeps of it) or any URL.
 
 Run: python benchmarks/checkpoint/replicas.py [--mb 500] [--url URL] [--rounds 3]; prints one JSON line a round.
 """
@@ -10,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import multiprocessing
 import os
 import shutil
@@ -21,31 +24,30 @@ from pathlib import Path
 
 import torch
 
-from phalanx.agent.replica_client import PeerMemory
-from phalanx.agent.replica_server import ACCESS, ReplicaServer
-from phalanx.agent.replicas import ReplicaMemory
-from phalanx.api.agent.v1.replica_service_pb2_grpc import add_ReplicaServiceServicer_to_server
+from phalanx.agent.replica_client import push
+from phalanx.agent.replica_server import ReplicaServer
+from phalanx.agent.replicas import Head, Held, ReplicaMemory, mapped
 from phalanx.core.box import HeldTensor, whole
-from phalanx.lineage import CheckpointRef, Lineage, LoaderState, Manifest, ObjectRef, keys
+from phalanx.lineage import CheckpointRef, Lineage, LoaderState, Manifest
 from phalanx.objects import ObjectStore, open_store
-from phalanx.rpc import Role, connect, serve
+from phalanx.rpc import Role
 from phalanx.rpc.testing import make_cluster
 from phalanx.snapshot import commit
-from phalanx.snapshot.parts import parse_part
-from phalanx.snapshot.replica_store import Holder, ReplicaStore
+from phalanx.snapshot.parts import Part
+from phalanx.snapshot.replica_share import ReplicaCapture
+from phalanx.snapshot.replica_store import ReplicaStore
+from phalanx.snapshot.replicas import Kept
 from phalanx.snapshot.restore import restore
 from phalanx.snapshot.writer import Writer
 
-DIGEST, JOB, OWNER = "sha256:" + "0" * 64, "projects/p/jobs/j", "a"
+DIGEST, JOB = "sha256:" + "0" * 64, "projects/p/jobs/j"
 
 
 def partner(folder: Path, ready: Connection) -> None:
-    """The partner node: serves until it is killed."""
-    memory = ReplicaMemory((OWNER,), 1 << 40)
-    adders = [lambda server: add_ReplicaServiceServicer_to_server(ReplicaServer(lambda _: memory), server)]
-    with serve(make_cluster(folder).service("agent"), adders, ACCESS) as server:
-        ready.send(server.address)
-        ready.recv()
+    """The partner node: takes shares until it is killed."""
+    server = ReplicaServer(ReplicaMemory(1 << 40), make_cluster(folder).service("agent").security, "127.0.0.1")
+    ready.send(server.address)
+    ready.recv()
 
 
 def saved(store: ObjectStore, tensors: list[HeldTensor]) -> Manifest:
@@ -55,12 +57,6 @@ def saved(store: ObjectStore, tensors: list[HeldTensor]) -> Manifest:
     Writer(store, 0, 1).save(attempt, 1, tensors).wait(600)
     draft = Manifest(attempt, 1, 1, DIGEST, DIGEST, DIGEST, DIGEST, LoaderState(1, 1), {}, (), ())
     return commit(lineage, store, draft, 1, 60)
-
-
-def objects_of(store: ObjectStore, ref: CheckpointRef) -> list[ObjectRef]:
-    """The tensor objects of the only rank."""
-    key = keys.part(ref, 0)
-    return [ObjectRef(each.key, each.num_bytes, each.digest) for each in parse_part(key, store.read(key)).objects]
 
 
 def seconds(act: Callable[[], object]) -> float:
@@ -77,8 +73,23 @@ def forget_pages(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def taken(ref: CheckpointRef, tensors: list[HeldTensor]) -> tuple[Held, dict[str, float]]:
+    """The share in memory as the agent holds it, and what it cost."""
+    start = time.perf_counter()
+    capture = ReplicaCapture(Part(ref.attempt, ref.step, 0, 1, (), ()), tensors, lambda store: ())
+    capture.captured.result(600)
+    captured_s = time.perf_counter() - start
+    share = capture.result.result(600)
+    taken_s = time.perf_counter() - start
+    head = Head(JOB, Kept(ref, 0, 1), 0, share.objects, share.num_bytes)
+    start = time.perf_counter()
+    held = mapped(head, os.dup(share.fd), mmap.PROT_READ)
+    capture.close()
+    return held, {"capture_s": captured_s, "take_s": taken_s, "map_s": time.perf_counter() - start}
+
+
 def main() -> None:
-    """Puts one share to the partner, then restores it from everywhere in turn."""
+    """Takes and pushes a share, then restores it from everywhere in turn."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mb", type=int, default=500)
     parser.add_argument("--url", default="")
@@ -101,32 +112,24 @@ def main() -> None:
 
 def measure(store: ObjectStore, folder: Path, address: str, tensors: list[HeldTensor], rounds: int) -> None:
     """Prints the figures of each round."""
+    saving_s = time.perf_counter()
     manifest = saved(store, tensors)
-    ref, objects = manifest.ref, objects_of(store, manifest.ref)
-    data = {each.key: memoryview(store.read(each.key)) for each in objects}
-    own = ReplicaMemory((OWNER,), 1 << 40)
-    credentials = make_cluster(folder).credentials(Role.AGENT, "p", "j", ref.attempt)
-    with connect("agent", address, credentials) as channel:
-        peer = PeerMemory(channel, JOB, ref.attempt)
-        put_s = seconds(lambda: peer.put(ref, OWNER, objects, lambda each: data[each.key], 600))
-        own.begin(ref, OWNER, objects)
-        for each in objects:
-            own.write(ref, OWNER, each.key, 0, data[each.key])
-        own.finish(ref, OWNER)
-
-        def from_holder(holder: Holder) -> float:
-            by_key = {each.key: each for each in objects}
-            replicas = ReplicaStore(store, ref, by_key, lambda _: [holder])
-            return seconds(lambda: restore(replicas, manifest, tensors))
-
-        for number in range(1, rounds + 1):
-            figures = {"put_to_partner_s": put_s, "own_memory_s": from_holder(own), "partner_s": from_holder(peer)}
-            figures["storage_s"] = seconds(lambda: restore(store, manifest, tensors))
-            if store.url.startswith("file:"):
-                forget_pages(folder)
-                figures["storage_cold_s"] = seconds(lambda: restore(store, manifest, tensors))
-            mb = sum(each.num_bytes for each in objects) // 1_000_000
-            print(json.dumps({"mb": mb, "round": number, **{name: round(s, 3) for name, s in figures.items()}}))
+    saving_s = time.perf_counter() - saving_s
+    ref, cluster = manifest.ref, make_cluster(folder)
+    credentials = cluster.credentials(Role.AGENT, name="agent-b")
+    token = cluster.tokens.mint("agent-b", Role.AGENT, "p", "j", ref.attempt)
+    for number in range(1, rounds + 1):
+        held, figures = taken(ref, tensors)
+        figures["push_s"] = seconds(lambda held=held: push(address, credentials, token, held, 600))
+        views = {each.ref.key: held.view(each) for each in held.head.objects}
+        figures["memory_s"] = seconds(lambda views=views: restore(ReplicaStore(store, views), manifest, tensors))
+        figures["storage_s"] = seconds(lambda: restore(store, manifest, tensors))
+        if store.url.startswith("file:"):
+            forget_pages(folder)
+            figures["storage_cold_s"] = seconds(lambda: restore(store, manifest, tensors))
+        mb = held.head.num_bytes // 1_000_000
+        shown = {name: round(s, 3) for name, s in ({"save_s": saving_s} | figures).items()}
+        print(json.dumps({"mb": mb, "round": number, **shown}))
 
 
 if __name__ == "__main__":

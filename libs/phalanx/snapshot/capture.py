@@ -15,7 +15,7 @@ from __future__ import annotations
 import mmap
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
 import numpy as np
@@ -31,9 +31,12 @@ _MAX_COPIERS = 4  # a few cores take all of the memory's bandwidth
 
 
 class HostBuffer:
-    """Reusable host memory; it grows to the largest save seen and is never shared by two saves."""
+    """Reusable host memory; it grows to the largest save seen and is never shared by two saves. mapped: gets memory of
+    a size that is never page-locked; None: where it pays, memory is.
+    """
 
-    def __init__(self) -> None:
+    def __init__(self, mapped: Callable[[int], torch.Tensor] | None = None) -> None:
+        self._own_mapped = mapped
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._lock = threading.Lock()
@@ -98,10 +101,12 @@ class HostBuffer:
 
     def _reserve(self, num_bytes: int, *, pinned: bool) -> bool:
         """Makes room; whether the memory is new, and so untouched where it is not page-locked."""
+        pinned = pinned and self._own_mapped is None
         if self._bytes.numel() >= num_bytes and not (pinned and not self._bytes.is_pinned()):
             return False
         self._bytes = torch.empty(0, dtype=torch.uint8)
-        self._bytes = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) if pinned else _mapped(num_bytes)
+        mapped = self._own_mapped or _mapped
+        self._bytes = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True) if pinned else mapped(num_bytes)
         return True
 
     def _copy(self, start: int, source: torch.Tensor) -> None:

@@ -118,7 +118,7 @@ class Writer:
         """Gets the host memory that a save of `tensors` needs, in the background, so that the first one does not wait
         for it. A save that finds it unfinished, or failed, sees to its memory itself.
         """
-        owned, sources = _owned(tensors)
+        owned, sources = owned_boxes(tensors)
         return self._buffer.prepare(plan_objects(owned, self._object_bytes), sources)
 
     def save(
@@ -149,7 +149,7 @@ class Writer:
         that, saving works again.
         """
         self.finish(self._deadline_s)
-        owned, sources = _owned(tensors)
+        owned, sources = owned_boxes(tensors)
         objects = plan_objects(owned, self._object_bytes)
         captured = self._buffer.capture(objects, sources)
         head = Part(attempt, step, self._rank, self._world_size, (), ())
@@ -164,7 +164,7 @@ class Writer:
             last.wait(deadline_s)
 
 
-def _owned(tensors: Sequence[HeldTensor]) -> tuple[list[OwnedBox], list[torch.Tensor]]:
+def owned_boxes(tensors: Sequence[HeldTensor]) -> tuple[list[OwnedBox], list[torch.Tensor]]:
     """The boxes that this rank writes, and the views of the live tensors that hold them.
 
     An empty box is written only for a tensor that has no elements at all, so that its name and type are not lost.

@@ -62,6 +62,14 @@ class Checkpoint(Section):
     speculative_healthy_steps: int = key(
         Mark.FREE, "Healthy steps after a speculative checkpoint that promote it.", 100, unit="steps", gt=0
     )
+    memory_interval: int = key(
+        Mark.FREE,
+        "Steps between copies of the state that nodes keep in memory for each other, taken between checkpoints where "
+        "no save is under way; after a failure the run goes on from the newest one. For runs of agents; 0 takes none.",
+        0,
+        unit="steps",
+        ge=0,
+    )
     when_busy: Literal["wait", "skip"] = key(
         Mark.FREE,
         "What happens when the last save still runs: training waits for it, or this save is left out.",

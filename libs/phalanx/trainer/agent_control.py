@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from phalanx.api.agent.v1.rank_service_pb2_grpc import RankServiceStub
     from phalanx.api.data.v1 import data_service_pb2 as data_pb
 
-IDEMPOTENT = ("Open", "Renew", "RefuseParent", "ReportShardDamage", "Commit")
+IDEMPOTENT = ("Open", "Renew", "RefuseParent", "ReportShardDamage", "Commit", "FindShares")
 DAMAGE_DEADLINE_S = 60.0
 MARGIN_S = 5.0  # rank 0 tells its own error before others tire of waiting for it
 REOPEN_S = 1.0

@@ -16,6 +16,7 @@ from phalanx.stream import DamagedShard
 from phalanx.trainer.control import Orders, Plan
 from phalanx.trainer.feed import StepInput
 from phalanx.trainer.recorder import StepResult
+from phalanx.trainer.replicator import Replicator
 from phalanx.trainer.saver import Notes
 from phalanx.trainer.schedule import learning_rate_factor
 from phalanx.trainer.session import Session, loader_state
@@ -51,6 +52,8 @@ def train(session: Session) -> Ending:
         lr_factor = learning_rate_factor(session.step, job.lr_scheduler)
         if word.is_finite:
             saver.wait_captured()
+            if session.replicator is not None:
+                session.replicator.wait_captured()
             optimizer.update(model.gradients(), word.gradient_norm, lr_factor)
         else:
             refuse_update(session, word)
@@ -74,6 +77,8 @@ def train(session: Session) -> Ending:
             session.phases.enter("save", session.step)
             notes = Notes(not is_ordered and saver.is_speculative(session.step), metrics)
             saver.save(loader_state(session), plan.journal_digest, {"num_updates": optimizer.num_updates}, notes)
+        elif session.replicator is not None and not word.is_any_busy and not word.is_any_copying:
+            copy_when_due(session, session.replicator, plan, metrics)
         saver.check()
         tell_saves(session)
         session.phases.enter("step", session.step + 1)
@@ -82,6 +87,13 @@ def train(session: Session) -> Ending:
     tell_saves(session)
     dist.barrier()
     return Ending.FINISHED if session.step >= session.last_step else Ending.STOPPED
+
+
+def copy_when_due(session: Session, replicator: Replicator, plan: Plan, metrics: dict[str, float]) -> None:
+    """A copy of the state in the memory of nodes, where one is due; no rank has a save or a copy under way."""
+    if replicator.due(session.step):
+        schedule: dict[str, int | float] = {"num_updates": session.optimizer.num_updates}
+        session.saver.copy(replicator, loader_state(session), plan.journal_digest, schedule, metrics)
 
 
 def adopted(session: Session, before: Plan, plan: Plan) -> Plan:
@@ -125,6 +137,7 @@ class Word:
     gradient_norm: float
     orders: Orders
     is_any_busy: bool
+    is_any_copying: bool = False
 
     @staticmethod
     def none() -> Word:
@@ -140,7 +153,9 @@ class Word:
 def agree(session: Session, loss: torch.Tensor, square_sum: torch.Tensor) -> Word:
     """Sums the ranks' parts of loss and squared norm, and joins their orders; the same on every rank."""
     orders = session.control.orders()
+    copies = session.replicator
     flags = [float(Orders.STOP in orders), float(Orders.CHECKPOINT in orders), float(session.saver.busy)]
+    flags += [float(copies.busy), float(copies.failed)] if copies is not None else [0.0, 0.0]
     word = torch.cat(
         (
             torch.stack((loss.detach(), square_sum)).double(),
@@ -148,9 +163,11 @@ def agree(session: Session, loss: torch.Tensor, square_sum: torch.Tensor) -> Wor
         )
     )
     dist.all_reduce(word)
-    loss_sum, square, stops, checkpoints, busy = word.tolist()
+    loss_sum, square, stops, checkpoints, busy, copying, uncopied = word.tolist()
+    if copies is not None:
+        copies.agreed(any_busy=copying > 0, any_failed=uncopied > 0)
     joined = (Orders.STOP if stops else Orders.NONE) | (Orders.CHECKPOINT if checkpoints else Orders.NONE)
-    return Word(loss_sum, math.sqrt(square) if square >= 0 else math.nan, joined, busy > 0)
+    return Word(loss_sum, math.sqrt(square) if square >= 0 else math.nan, joined, busy > 0, copying > 0)
 
 
 def refuse_update(session: Session, word: Word) -> None:

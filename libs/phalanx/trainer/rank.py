@@ -15,6 +15,7 @@ from phalanx.trainer.preflight import Prepared, from_arguments
 if TYPE_CHECKING:
     from phalanx.objects import ObjectStore
     from phalanx.trainer.agent_control import Agent, AgentControl
+    from phalanx.trainer.agent_keeper import AgentKeeper
     from phalanx.trainer.exchange import Exchange
     from phalanx.trainer.loop import Ending
     from phalanx.trainer.phases import Phases
@@ -68,6 +69,7 @@ def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | Non
         phases,
         context.report,
         reports_step_times=agent is not None,
+        keeper=keeper_of(agent, prepared),
     )
     ending = train(session) if debug_rank != context.rank else _train_in_debugger(session)
     session.close()
@@ -86,6 +88,15 @@ def agent_of(context: RankContext) -> Agent | None:
     if context.rank == 0:
         agent.warm_up()
     return agent
+
+
+def keeper_of(agent: Agent | None, prepared: Prepared) -> AgentKeeper | None:
+    """What keeps steps in memory, where the job asks for it and there is an agent."""
+    if agent is None or not prepared.job.checkpoint.memory_interval:
+        return None
+    from phalanx.trainer.agent_keeper import AgentKeeper
+
+    return AgentKeeper(agent)
 
 
 def control_of(

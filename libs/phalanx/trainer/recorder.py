@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from phalanx.lineage import Lineage, ObjectRef, StepRows, WindowRows
+from phalanx.objects import ObjectStore
 from phalanx.stream.windows import ReadRows
 
 
@@ -53,12 +54,22 @@ class Recorder:
         first_step, self._last_step = self._last_step + 1, last_step
         windows, self._windows = self._windows, []
         steps, self._steps = self._steps, []
-        if not (self._records_windows or self._records_steps) or first_step > last_step:
-            return tuple
+        store = self._storing(first_step, last_step, windows, steps)
+        return lambda: store(self._lineage)
 
-        def store() -> tuple[ObjectRef, ...]:
+    def copied(self, last_step: int) -> Callable[[ObjectStore], tuple[ObjectRef, ...]]:
+        """What stores the rows since the last hand-over, which stay here too, in another store of the job."""
+        store = self._storing(self._last_step + 1, last_step, list(self._windows), list(self._steps))
+        return lambda target: store(Lineage(target))
+
+    def _storing(
+        self, first_step: int, last_step: int, windows: list[WindowRows], steps: list[StepResult]
+    ) -> Callable[[Lineage], tuple[ObjectRef, ...]]:
+        def store(lineage: Lineage) -> tuple[ObjectRef, ...]:
+            if not (self._records_windows or self._records_steps) or first_step > last_step:
+                return ()
             rows = WindowRows.concatenate(windows), _step_rows(steps)
-            return (self._lineage.records.put(self._attempt, self._rank, first_step, last_step, *rows),)
+            return (lineage.records.put(self._attempt, self._rank, first_step, last_step, *rows),)
 
         return store
 

@@ -16,6 +16,7 @@ from phalanx.lineage import LoaderState, Manifest
 from phalanx.snapshot.writer import Figures, PendingSave, Writer
 from phalanx.trainer.control import Commit, Control
 from phalanx.trainer.recorder import Recorder
+from phalanx.trainer.replicator import Replicator
 
 _LOG = logging.getLogger(__name__)
 
@@ -134,6 +135,19 @@ class Saver:
             self._flight = _Flight(loader.step, upload, self._control.commit(draft), 0.0)
             self.last_step = loader.step
         self._flight.stall_s, self._blocked_s = self._blocked_s, 0.0
+
+    def copy(
+        self,
+        replicator: Replicator,
+        loader: LoaderState,
+        journal_digest: str,
+        schedule: dict[str, int | float],
+        metrics: Mapping[str, float],
+    ) -> None:
+        """Has a copy of the state after `loader.step` kept in memory; no rank may have a save in flight."""
+        assert self._flight is None, "records of a copy begin behind a committed checkpoint"
+        draft = self._draft(loader, journal_digest, schedule, Notes(metrics=metrics))
+        replicator.take(draft, self._recorder.copied(loader.step))
 
     def wait_captured(self) -> None:
         """Returns when the save in flight, if any, has copied the tensors: call it before they change."""

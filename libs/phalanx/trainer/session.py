@@ -5,18 +5,20 @@ and the opening.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
 
 from phalanx.core.box import HeldTensor
 from phalanx.core.errors import OutsideError
-from phalanx.lineage import DamagedObject, Lineage, LoaderState, Manifest
+from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, LoaderState, Manifest
 from phalanx.objects import ObjectStore
 from phalanx.parallel import Mesh, ParallelModel, build_mesh, multiple_of, parameter_names
 from phalanx.snapshot.peers import GlooPeers
+from phalanx.snapshot.replica_store import ReplicaStore
 from phalanx.snapshot.restore import restore
 from phalanx.snapshot.writer import Writer
 from phalanx.spec import Job
@@ -33,6 +35,7 @@ from phalanx.trainer.phases import Phases
 from phalanx.trainer.places import order_of, store_at
 from phalanx.trainer.preflight import Prepared
 from phalanx.trainer.recorder import Recorder
+from phalanx.trainer.replicator import Keeper, Replicator
 from phalanx.trainer.saver import Saver, Stamp
 from phalanx.trainer.step_times import StepTimes
 
@@ -60,6 +63,7 @@ class Session:
     start: LoaderState
     step: int
     reading: JobReading
+    replicator: Replicator | None = None
 
     @property
     def last_step(self) -> int:
@@ -116,6 +120,7 @@ def build_session(
     report: Callable[..., None],
     *,
     reports_step_times: bool = False,
+    keeper: MemoryKeeper | None = None,
 ) -> Session:
     """Opens the attempt and builds the rank; the model holds initial weights, or those of the parent checkpoint."""
     job, layout = prepared.job, prepared.layout
@@ -130,7 +135,8 @@ def build_session(
     optimizer = Optimizer(job, model.parameters())
     if parent is not None:
         phases.enter("restore", start_step)
-        _restore(parent, control, store, job, model, optimizer, report)
+        source = store if keeper is None else ReplicaStore(store, keeper.held(parent.ref))
+        _restore(parent, control, source, job, model, optimizer, report)
     shape = _batch_shape(prepared, mesh)
     is_first = rank == 0
     reading = JobReading.of(job, prepared.origin, copies_folder(job))
@@ -157,7 +163,26 @@ def build_session(
         start=start,
         step=start_step,
         reading=reading,
+        replicator=_replicator(job, rank, keeper, lambda: state_of(model, optimizer)),
     )
+
+
+class MemoryKeeper(Keeper, Protocol):
+    """Also what this node keeps of a step that is to be restored."""
+
+    def held(self, ref: CheckpointRef) -> Mapping[str, memoryview]:
+        """The objects of the step that lie in memory here, by key; none where that can't be told."""
+
+
+def _replicator(
+    job: Job, rank: int, keeper: MemoryKeeper | None, held: Callable[[], list[HeldTensor]]
+) -> Replicator | None:
+    if not job.checkpoint.memory_interval:
+        return None
+    if keeper is None:
+        LOG.warning("checkpoint.memory_interval has no effect: no agent keeps anything for this rank")
+        return None
+    return Replicator(keeper, rank, held, interval=job.checkpoint.memory_interval, deadline_s=job.deadlines.save_s)
 
 
 def _batch_shape(prepared: Prepared, mesh: Mesh) -> BatchShape:

@@ -13,4 +13,6 @@ ACCESS: Access = {
     f"{_SERVICE}/ReportShardDamage": AGENTS,
     f"{_SERVICE}/WatchOrders": AGENTS,
     f"{_SERVICE}/Commit": AGENTS,
+    f"{_SERVICE}/HandOver": AGENTS,
+    f"{_SERVICE}/FindShares": AGENTS,
 }

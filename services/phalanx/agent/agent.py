@@ -26,15 +26,20 @@ from phalanx.agent.inventory import node_id, take_inventory
 from phalanx.agent.node import Item, Node
 from phalanx.agent.options import Options
 from phalanx.agent.outbox import Numbered
+from phalanx.agent.rank_shares import RankShares
 from phalanx.agent.ranks import CHECKPOINT_METHODS, DATA_METHODS, OnBehalf
+from phalanx.agent.replica_keeper import ReplicaKeeper
+from phalanx.agent.replica_server import ReplicaServer
+from phalanx.agent.replicas import ReplicaMemory
 from phalanx.agent.server import RankServer
 from phalanx.agent.servers import ForkServers
 from phalanx.agent.slots import Slots
 from phalanx.agent.uplink import Uplink
 from phalanx.api.agent.v1 import agent_service_pb2 as pb
 from phalanx.api.agent.v1.rank_service_pb2_grpc import add_RankServiceServicer_to_server
+from phalanx.core.errors import PhalanxError
 from phalanx.rpc.client import connect_client, connect_service
-from phalanx.rpc.config import ClientConfig, ServiceConfig
+from phalanx.rpc.config import ClientConfig, Credentials, ServiceConfig
 from phalanx.rpc.metrics import Metrics, MetricsServer
 from phalanx.rpc.unix import MAX_PATH_BYTES, serve_unix
 from phalanx.telemetry.sink import Sink
@@ -85,13 +90,18 @@ class Agent:
             Exports(self._monitor(config)),
         )
         self._socket = socket_path(self._options)
+        self._keeper = self._kept_in_memory(credentials)
+        self._replica_server: ReplicaServer | None = None
         self._executor = Executor(
-            self._node, self._servers, self.inventory.address, self._socket, self._uplink.answer, entry
+            self._node, self._servers, self.inventory.address, self._socket, self._uplink.answer, entry, self._keeper
         )
 
     def __enter__(self) -> Self:
         on_behalf = OnBehalf(self._attempts, self._data, self._checkpoint, self._node.supersede, self._node.committed)
-        ranks, metrics = RankServer(self._attempts, on_behalf), Metrics()
+        shares = RankShares(self._keeper, self._node.gang)
+        ranks, metrics = RankServer(self._attempts, on_behalf, shares), Metrics()
+        if self._keeper is not None:
+            self._replica_server = ReplicaServer(self._keeper.memory, self._config.security, self.inventory.address)
         add_figures(
             metrics.registry,
             is_connected=lambda: self._uplink.is_connected,
@@ -118,6 +128,8 @@ class Agent:
             self._servers.close()
             self._uplink.close()
             self._rank_server.stop(0.0)
+            if self._replica_server is not None:
+                self._replica_server.close()
             if self._metrics_server is not None:
                 self._metrics_server.close()
             for channel in (self._train, self._data, self._checkpoint):
@@ -149,11 +161,29 @@ class Agent:
         except OSError as error:
             LOG.error("the end cannot be told: %s", error)
 
+    def _kept_in_memory(self, credentials: Credentials) -> ReplicaKeeper | None:
+        if not 0 <= self._options.replica_fraction <= 1:
+            raise PhalanxError(
+                "options.replica_fraction",
+                value=self._options.replica_fraction,
+                expected="from 0 to 1",
+                remedy="correct or leave it out",
+            )
+        max_bytes = int(self._options.replica_fraction * self.inventory.memory_bytes)
+        if max_bytes and not self._config.security.token_key.exists():
+            LOG.warning("steps of jobs are not kept in memory: %s is missing", self._config.security.token_key)
+            return None
+        return ReplicaKeeper(ReplicaMemory(max_bytes), credentials, self._checkpoint) if max_bytes else None
+
     def _hello(self) -> pb.Hello:
+        inventory = records.to_inventory(self.inventory)
+        if self._keeper is not None and self._replica_server is not None:
+            inventory.replica_address = self._replica_server.address
+            inventory.replica_bytes = self._keeper.memory.max_bytes
         return pb.Hello(
             node_id=self.node_id,
             instance_id=self._instance_id,
-            inventory=records.to_inventory(self.inventory),
+            inventory=inventory,
             gangs=self._node.held(),
             version=importlib.metadata.version("phalanx"),
         )

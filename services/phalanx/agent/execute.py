@@ -18,6 +18,7 @@ from phalanx.agent.gangs import GangKey
 from phalanx.agent.logs import read_chunk
 from phalanx.agent.node import CHECKPOINT_SIGNAL, STOP_SIGNAL, Node
 from phalanx.agent.orders import OrderBook
+from phalanx.agent.replica_keeper import Attempted, ReplicaKeeper
 from phalanx.agent.servers import ForkServers
 from phalanx.api.agent.v1 import agent_service_pb2 as pb
 from phalanx.api.agent.v1 import rank_service_pb2
@@ -49,7 +50,9 @@ class Executor:
         socket: Path,
         send: Callable[[pb.Answer], None],
         entry: str = ENTRY,
+        keeper: ReplicaKeeper | None = None,
     ) -> None:
+        self._keeper = keeper
         self._node, self._servers, self._address, self._socket, self._entry = node, servers, address, socket, entry
         self._book: OrderBook[pb.Answer] = OrderBook(send)
         self._handlers: Mapping[str, Callable[[pb.Order, float], Mapping[str, Any]]] = {
@@ -60,6 +63,8 @@ class Executor:
             "take_stacks": self._take_stacks,
             "read_log": self._read_log,
             "release_job": self._release_job,
+            "list_shares": self._list_shares,
+            "store_shares": self._store_shares,
         }
 
     def take(self, order: pb.Order) -> None:
@@ -119,6 +124,8 @@ class Executor:
             address=LOOPBACK if len(asked.ranks) == asked.world_size else self._address,
         )
         ends_s = time.monotonic() + deadline_s
+        if self._keeper is not None and facts.job is not None and facts.job.checkpoint.memory_interval:
+            self._keeper.open(Attempted(key, facts.job, asked.partner, asked.token))
         held = self._node.start(Attempt(key, parent, asked.token, facts.save_s), gang_order, asked.code_digest, facts)
         if time.monotonic() > ends_s:  # train has given this start up
             self._node.end(key, 0.0)
@@ -166,6 +173,26 @@ class Executor:
 
     def _release_job(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:
         self._node.release(order.job)
+        if self._keeper is not None:
+            self._keeper.forget(order.job)
+        return {"done": pb.Done()}
+
+    def _list_shares(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:
+        kept = self._keeper.kept(order.job) if self._keeper is not None else []
+        shares = [
+            pb.KeptShare(attempt=each.ref.attempt, step=each.ref.step, rank=each.rank, world_size=each.world_size)
+            for each in kept
+        ]
+        return {"kept_shares": pb.KeptShares(shares=shares)}
+
+    def _store_shares(self, order: pb.Order, deadline_s: float) -> Mapping[str, Any]:
+        asked, key = order.store_shares, GangKey(order.job, order.attempt)
+        if self._keeper is None:
+            raise FailedPrecondition(str(key), expected="shares in memory", remedy="go on from storage")
+        if asked.commit:
+            self._keeper.commit(key, asked.step, deadline_s)
+        else:
+            self._keeper.store(key, asked.step)
         return {"done": pb.Done()}
 
 

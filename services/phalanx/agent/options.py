@@ -16,7 +16,8 @@ class Options:
     of other nodes reach this one; a loopback address serves a cluster of one node. nvlink_domain, rail, leaf_switch:
     where the node stands in the network; empty where unknown. socket: path of the Unix socket for ranks; empty: in
     `state_dir`. stop_grace_s: for ranks to commit when the agent is told to end, where that is shorter than
-    the job's own grace; 0: always that.
+    the job's own grace; 0: always that. replica_fraction: of main memory, the most that is taken to keep steps of
+    jobs for other nodes and its own; 0: none, and other nodes have nothing to call here.
     """
 
     state_dir: Path
@@ -31,3 +32,4 @@ class Options:
     heartbeat_s: float = 2.0
     max_waiting_records: int = 20_000
     prepare_deadline_s: float = 300.0
+    replica_fraction: float = 0.25

@@ -1,78 +1,110 @@
-"""ReplicaService: shares of other nodes come in, and go out to whoever restores; translated."""
+"""Takes shares of other nodes into this node's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import logging
+import socket
+import ssl
+import threading
+from contextlib import suppress
+from typing import Final
 
-import grpc
-
-from phalanx.agent.replicas import PIECE_BYTES, ReplicaMemory, share_digest
-from phalanx.api.agent.v1 import replica_service_pb2 as pb
-from phalanx.api.agent.v1.replica_service_pb2_grpc import ReplicaServiceServicer
-from phalanx.api.checkpoint.v1 import checkpoint_service_pb2 as checkpoint_pb
-from phalanx.core.errors import PhalanxError
-from phalanx.lineage import CheckpointRef, ObjectRef
+from phalanx.agent.replica_wire import SILENT_S, Wire, context_of, head_of
+from phalanx.agent.replicas import Head, ReplicaMemory, check_digests, new_memory
+from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage.registry import JobName
-from phalanx.rpc import AGENTS, Access, Denied, caller
+from phalanx.rpc.config import Security
+from phalanx.rpc.tokens import AGENTS, Verifier
 
-_SERVICE = "/phalanx.api.agent.v1.ReplicaService"
-ACCESS: Access = {f"{_SERVICE}/PutShare": AGENTS, f"{_SERVICE}/ReadShare": AGENTS}
-MAX_OBJECTS = 100_000
-
-
-class ReplicaServer(ReplicaServiceServicer):
-    """Serves what this node keeps. memory_of: of a job; raises PhalanxError for one of which nothing is kept here."""
-
-    def __init__(self, memory_of: Callable[[str], ReplicaMemory]) -> None:
-        self._memory_of = memory_of
-
-    def PutShare(  # noqa: N802
-        self, request_iterator: Iterator[pb.PutShareRequest], context: grpc.ServicerContext
-    ) -> pb.PutShareResponse:
-        head = _head(request_iterator)
-        ref, objects = _ref(head.ref), [ObjectRef(each.key, each.num_bytes, each.digest) for each in head.objects]
-        _require_attempt(head.job, ref.attempt, context)
-        memory = self._memory_of(head.job)
-        if memory.begin(ref, head.owner, objects):
-            for request in request_iterator:
-                piece = request.piece
-                memory.write(ref, head.owner, piece.key, piece.offset, piece.data)
-            memory.finish(ref, head.owner)
-        return pb.PutShareResponse(digest=share_digest(objects))
-
-    def ReadShare(  # noqa: N802
-        self, request: pb.ReadShareRequest, context: grpc.ServicerContext
-    ) -> Iterator[pb.ReadShareResponse]:
-        _require_attempt(request.job, request.attempt, context)
-        ref, memory = _ref(request.ref), self._memory_of(request.job)
-        stop = request.offset + request.length
-        for at in range(request.offset, stop, PIECE_BYTES):
-            yield pb.ReadShareResponse(data=memory.read(ref, request.key, at, min(PIECE_BYTES, stop - at)))
+MAX_DEADLINE_S: Final = 3600.0
+MOST_AT_ONCE: Final = 64
+LOG = logging.getLogger(__name__)
 
 
-def _head(requests: Iterator[pb.PutShareRequest]) -> pb.ShareHead:
-    first = next(requests, None)
-    if first is None or not first.HasField("head") or len(first.head.objects) > MAX_OBJECTS:
-        raise PhalanxError(
-            "share",
-            expected=f"its head first, with at most {MAX_OBJECTS} objects",
-            remedy="announce the share before its bytes",
-        )
-    return first.head
+class ReplicaServer:
+    """Listens from its making until `close`. host: this node's address for others. Each connection brings one share."""
 
+    def __init__(self, memory: ReplicaMemory, security: Security, host: str) -> None:
+        self._memory = memory
+        self._context = context_of(security.credentials, is_server=True)
+        self._verifier = Verifier.load(security.token_key)
+        self._socket = socket.create_server((host, 0), backlog=MOST_AT_ONCE)
+        self.address = f"{host}:{self._socket.getsockname()[1]}"
+        self._places = threading.BoundedSemaphore(MOST_AT_ONCE)
+        self._is_closed = False
+        threading.Thread(target=self._listen, name="replica-listen", daemon=True).start()
 
-def _ref(message: checkpoint_pb.CheckpointRef) -> CheckpointRef:
-    return CheckpointRef(message.attempt, message.step)
+    def close(self) -> None:
+        """Takes no more; what comes in at this moment ends with the process."""
+        self._is_closed = True
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
 
+    def _listen(self) -> None:
+        while not self._is_closed:
+            try:
+                plain, _ = self._socket.accept()
+            except OSError as error:
+                if not self._is_closed:
+                    LOG.warning("a connection of another node was not taken: %s", error)
+                continue
+            if not self._places.acquire(blocking=False):
+                LOG.warning("more than %d shares at once: one is refused", MOST_AT_ONCE)
+                plain.close()
+                continue
+            threading.Thread(target=self._serve, args=(plain,), name="replica-take", daemon=True).start()
 
-def _require_attempt(job: str, attempt: int, context: grpc.ServicerContext) -> None:
-    """Raises Denied unless the caller's token was made for that attempt: an agent's own is for no gang."""
-    name = JobName.parse(job)
-    caller(context).require_job(name.project, name.uid, attempt)
-    if not caller(context).attempt:
-        raise Denied(
-            "scope of the token",
-            value="no attempt",
-            expected=f"a token for attempt {attempt} of {job}",
-            remedy="use the token that came with the order to start the gang",
-        )
+    def _serve(self, plain: socket.socket) -> None:
+        try:
+            plain.settimeout(SILENT_S)
+            with plain, self._context.wrap_socket(plain, server_side=True) as connection:
+                wire = Wire(connection, MAX_DEADLINE_S)
+                wire.require_agent()
+                try:
+                    self._take(wire)
+                except PhalanxError as error:
+                    wire.say({"error": str(error)})
+                except OutsideError as error:
+                    with suppress(OutsideError):
+                        wire.say({"error": str(error)})
+                    raise
+                else:
+                    wire.say({})
+        except (OutsideError, ssl.SSLError, OSError) as error:
+            LOG.warning("a share of another node did not come: %s", error)
+        except Exception:
+            LOG.exception("a share of another node did not come")
+        finally:
+            self._places.release()
+
+    def _take(self, wire: Wire) -> None:
+        fields = wire.hear()
+        head = head_of(fields)
+        self._require_token(str(fields.get("token", "")), head)
+        try:
+            wire.shorten(float(fields.get("deadline_s", MAX_DEADLINE_S)))
+        except (TypeError, ValueError) as error:
+            raise OutsideError("the deadline of a share is no number") from error
+        self._memory.begin(head)
+        try:
+            held = new_memory(head)
+            for each in head.objects:
+                with held.view(each) as view:
+                    wire.receive(view)
+            check_digests(held)
+            self._memory.finish(held)
+        finally:
+            self._memory.give_up(head)
+
+    def _require_token(self, token: str, head: Head) -> None:
+        """Raises PhalanxError unless the token was made for the attempt that it is sent for."""
+        caller, name = self._verifier.verify(token), JobName.parse(head.job)
+        caller.require_job(name.project, name.uid, head.kept.ref.attempt)
+        if caller.role not in AGENTS or not caller.attempt:
+            raise PhalanxError(
+                "token of a share",
+                value=f"{caller.role}, attempt {caller.attempt}",
+                expected=f"one for attempt {head.kept.ref.attempt}",
+                remedy="use the token that came with the order to start the gang",
+            )

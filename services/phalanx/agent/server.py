@@ -8,6 +8,7 @@ import grpc
 
 from phalanx.agent.attempts import Attempts
 from phalanx.agent.gangs import GangKey
+from phalanx.agent.rank_shares import RankShares
 from phalanx.agent.ranks import OnBehalf
 from phalanx.api.agent.v1 import rank_service_pb2 as pb
 from phalanx.api.agent.v1.rank_service_pb2_grpc import RankServiceServicer
@@ -19,8 +20,8 @@ DEFAULT_DEADLINE_S = 600.0
 class RankServer(RankServiceServicer):
     """Serves the ranks of this node."""
 
-    def __init__(self, attempts: Attempts, on_behalf: OnBehalf) -> None:
-        self._attempts, self._on_behalf = attempts, on_behalf
+    def __init__(self, attempts: Attempts, on_behalf: OnBehalf, shares: RankShares) -> None:
+        self._attempts, self._on_behalf, self._shares = attempts, on_behalf, shares
 
     def Open(self, request: pb.OpenRequest, context: grpc.ServicerContext) -> pb.OpenResponse:  # noqa: N802
         key = GangKey(request.job, request.attempt)
@@ -58,6 +59,19 @@ class RankServer(RankServiceServicer):
         key = GangKey(request.job, request.draft.ref.attempt)
         self._on_behalf.commit(key, request.draft, _left_s(context))
         return pb.CommitResponse()
+
+    def HandOver(  # noqa: N802
+        self, request: pb.HandOverRequest, context: grpc.ServicerContext
+    ) -> pb.HandOverResponse:
+        self._attempts.get(GangKey(request.job, request.attempt))
+        self._shares.hand_over(request, _left_s(context))
+        return pb.HandOverResponse()
+
+    def FindShares(  # noqa: N802
+        self, request: pb.FindSharesRequest, context: grpc.ServicerContext
+    ) -> pb.FindSharesResponse:
+        self._attempts.get(GangKey(request.job, request.attempt))
+        return pb.FindSharesResponse(shares=self._shares.found(request.job, request.ref))
 
 
 def _left_s(context: grpc.ServicerContext) -> float:

@@ -21,6 +21,7 @@ from datetime import UTC, datetime
 
 from phalanx.checkpoint.holds import Holds
 from phalanx.checkpoint.jobs import HostedJob
+from phalanx.checkpoint.order import CommitOrder
 from phalanx.checkpoint.store import ABORTED, BEGUN, Database, Entry
 from phalanx.core.digest import xxh3
 from phalanx.core.errors import PhalanxError
@@ -51,6 +52,7 @@ class Commits:
         self._database, self._holds, self._max_commits = database, holds, max_commits
         self._places = threading.BoundedSemaphore(max_commits)
         self._lock = threading.Lock()
+        self._order = CommitOrder()
         self._flights: dict[tuple[JobName, CheckpointRef], Future[Committed]] = {}
 
     @property
@@ -132,7 +134,7 @@ class Commits:
             with self._holds.hold(job.name, draft.ref, "a commit"):
                 manifest = find(job.lineage, draft.ref)
                 if manifest is None:
-                    lineage = _Arbitrated(job, self._database)
+                    lineage = _Arbitrated(job, self._database, self._order)
                     manifest = _commit(lineage, job, draft, max(0.0, end_s - time.monotonic()))
                 num_bytes = tensor_bytes(job.store, draft.ref)
                 now = datetime.now(UTC)
@@ -201,12 +203,18 @@ def tensor_bytes(store: ObjectStore, ref: CheckpointRef) -> int:
 class _Arbitrated(Lineage):
     """A job's lineage whose commits the database decides before the store is asked."""
 
-    def __init__(self, job: HostedJob, database: Database) -> None:
+    def __init__(self, job: HostedJob, database: Database, order: CommitOrder) -> None:
         super().__init__(job.store)
-        self._job, self._database = job.name, database
+        self._job, self._database, self._order = job.name, database, order
 
     def commit(self, manifest: Manifest) -> None:
-        """As the lineage's. Raises AlreadyExists where another manifest was decided for this checkpoint."""
+        """As the lineage's. Raises AlreadyExists where another manifest was decided for this checkpoint, and what
+        `CommitOrder` raises.
+        """
+        with self._order.turn(self._job, self, manifest):
+            self._decide_and_commit(manifest)
+
+    def _decide_and_commit(self, manifest: Manifest) -> None:
         digest = xxh3(encode(manifest))
         if self._database.decide(self._job, manifest.ref, digest) != digest:
             raise AlreadyExists(

@@ -42,6 +42,7 @@ from phalanx.train.decide import (
 )
 from phalanx.train.launch.base import Check, GangKey, GangState, Launcher, Node, StartGang, To
 from phalanx.train.placement import Demand
+from phalanx.train.replicas import partner_address, store_or_tell
 from phalanx.train.shares import capacities, order_of_start, shares_of
 from phalanx.train.states import ACTIVE, Intent, Job, Preparation, Start
 
@@ -378,6 +379,7 @@ class Controller:
                     situation.opened.parent,
                     token,
                     job.preparation.code_digest,
+                    partner_address(assignment.node_id, job.start, self._launcher.nodes()),
                 )
                 self._launcher.start_gang(_to(job, assignment.node_id), order, gang)
             case SendOrders(node_id, order, stop, checkpoint):
@@ -400,6 +402,8 @@ class Controller:
 
         def opened() -> Opened | Cause | None:
             try:
+                if spec.checkpoint.memory_interval:
+                    store_or_tell(self._launcher, self._book, job, start, spec.deadlines.save_s)
                 return open_attempt(store, start, preparation, windows)
             except PhalanxError as error:
                 return Cause("user_error", str(error))

@@ -72,6 +72,8 @@ def inventory_of(message: agent_pb.Inventory) -> Inventory:
         nvlink_domain=message.nvlink_domain,
         rail=message.rail,
         leaf_switch=message.leaf_switch,
+        replica_address=message.replica_address,
+        replica_bytes=message.replica_bytes,
     )
 
 
@@ -87,6 +89,8 @@ def inventory_message(inventory: Inventory) -> agent_pb.Inventory:
         nvlink_domain=inventory.nvlink_domain,
         rail=inventory.rail,
         leaf_switch=inventory.leaf_switch,
+        replica_address=inventory.replica_address,
+        replica_bytes=inventory.replica_bytes,
     )
 
 

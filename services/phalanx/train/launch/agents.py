@@ -24,8 +24,10 @@ from google.protobuf.duration_pb2 import Duration
 from phalanx.api.agent.v1 import agent_service_pb2 as pb
 from phalanx.api.agent.v1 import record_pb2
 from phalanx.core.errors import OutsideError
+from phalanx.lineage import CheckpointRef
 from phalanx.lineage.events import Cause
 from phalanx.rpc.errors import FailedPrecondition, Unavailable
+from phalanx.snapshot.replicas import Kept
 from phalanx.train.decide import ShareEnd
 from phalanx.train.launch.base import (
     Check,
@@ -253,6 +255,7 @@ class Agents:
                     parent_step=start.parent.step if start.parent else 0,
                     token=start.token,
                     code_digest=start.code_digest,
+                    partner=start.partner,
                 )
             )
             self._ask(to, message, START_DEADLINE_S)
@@ -320,6 +323,19 @@ class Agents:
         message.read_log.CopyFrom(pb.ReadLog(rank=rank, offset=offset, max_bytes=max_bytes))
         chunk = self._await(to, message, deadline_s).log_chunk
         return LogChunk(chunk.data, chunk.offset, chunk.complete)
+
+    def kept_shares(self, to: To, job: str, deadline_s: float) -> tuple[Kept, ...]:
+        """See `Launcher.kept_shares`."""
+        message = _order(uuid.uuid4().hex, GangKey(job, 0), deadline_s)
+        message.list_shares.CopyFrom(pb.ListShares())
+        shares = self._await(to, message, deadline_s).kept_shares.shares
+        return tuple(Kept(CheckpointRef(each.attempt, each.step), each.rank, each.world_size) for each in shares)
+
+    def store_shares(self, to: To, key: GangKey, step: int, deadline_s: float, *, commit: bool) -> None:
+        """See `Launcher.store_shares`."""
+        message = _order(uuid.uuid4().hex, key, deadline_s)
+        message.store_shares.CopyFrom(pb.StoreShares(step=step, commit=commit))
+        self._await(to, message, deadline_s)
 
     # Orders.
 

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from phalanx.lineage import CheckpointRef
 from phalanx.lineage.events import Assignment, Cause
+from phalanx.snapshot.replicas import Kept
 from phalanx.train.decide import ShareEnd
 from phalanx.train.states import Preparation
 
@@ -56,7 +57,9 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """What a node has. num_slots: ranks that may run there at once."""
+    """What a node has. num_slots: ranks that may run there at once. replica_address: host:port where it takes shares of
+    steps into its memory, "" where it takes none; replica_bytes: how much of it.
+    """
 
     host: str
     address: str
@@ -67,6 +70,8 @@ class Inventory:
     nvlink_domain: str = ""
     rail: str = ""
     leaf_switch: str = ""
+    replica_address: str = ""
+    replica_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +111,7 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class StartGang:
-    """Start the ranks of an attempt on a node."""
+    """Start the ranks of an attempt on a node. partner: host:port of the agent that keeps their shares too."""
 
     key: GangKey
     assignment: Assignment
@@ -116,6 +121,7 @@ class StartGang:
     parent: CheckpointRef | None
     token: str = field(repr=False)
     code_digest: str = ""
+    partner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,7 @@ class LogChunk:
 
 class Launcher(Protocol):
     """Acts on nodes. `check` and `start_gang` return None until the answer is there; a Cause where it was refused, or
-    where that process of the agent is gone. No method but `stacks` and `read_log` waits.
+    where that process of the agent is gone. No method but the last four waits.
     """
 
     def nodes(self) -> tuple[Node, ...]:
@@ -177,3 +183,9 @@ class Launcher(Protocol):
 
     def read_log(self, to: To, key: GangKey, rank: int, offset: int, max_bytes: int, deadline_s: float) -> LogChunk:
         """A piece of a rank's log. Raises PhalanxError and OutsideError."""
+
+    def kept_shares(self, to: To, job: str, deadline_s: float) -> tuple[Kept, ...]:
+        """The shares of a job's steps in a node's memory. Raises PhalanxError and OutsideError."""
+
+    def store_shares(self, to: To, key: GangKey, step: int, deadline_s: float, *, commit: bool) -> None:
+        """Has a node create in storage what it keeps of a step, or commit it. Raises PhalanxError and OutsideError."""

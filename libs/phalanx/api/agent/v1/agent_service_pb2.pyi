@@ -192,6 +192,8 @@ class Inventory(_message.Message):
     NVLINK_DOMAIN_FIELD_NUMBER: _builtins.int
     RAIL_FIELD_NUMBER: _builtins.int
     LEAF_SWITCH_FIELD_NUMBER: _builtins.int
+    REPLICA_ADDRESS_FIELD_NUMBER: _builtins.int
+    REPLICA_BYTES_FIELD_NUMBER: _builtins.int
     host: _builtins.str
     """Host name, for people."""
     address: _builtins.str
@@ -208,6 +210,10 @@ class Inventory(_message.Message):
     """Name of the rail or rail group; empty where unknown."""
     leaf_switch: _builtins.str
     """Name of the leaf switch; empty where unknown."""
+    replica_address: _builtins.str
+    """`host:port` at which the agents of other nodes bring shares of steps; empty where it keeps none."""
+    replica_bytes: _builtins.int
+    """Most memory for shares of steps, in bytes."""
     @_builtins.property
     def gpus(self) -> _containers.RepeatedCompositeFieldContainer[Global___Gpu]:
         """GPUs, in the driver's order; none on a CPU node."""
@@ -224,10 +230,12 @@ class Inventory(_message.Message):
         nvlink_domain: _builtins.str = ...,
         rail: _builtins.str = ...,
         leaf_switch: _builtins.str = ...,
+        replica_address: _builtins.str = ...,
+        replica_bytes: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "gpus", b"gpus", "host", b"host", "leaf_switch", b"leaf_switch", "memory_bytes", b"memory_bytes", "num_cpus", b"num_cpus", "num_slots", b"num_slots", "nvlink_domain", b"nvlink_domain", "rail", b"rail"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "gpus", b"gpus", "host", b"host", "leaf_switch", b"leaf_switch", "memory_bytes", b"memory_bytes", "num_cpus", b"num_cpus", "num_slots", b"num_slots", "nvlink_domain", b"nvlink_domain", "rail", b"rail", "replica_address", b"replica_address", "replica_bytes", b"replica_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -492,6 +500,8 @@ class Order(_message.Message):
     TAKE_STACKS_FIELD_NUMBER: _builtins.int
     READ_LOG_FIELD_NUMBER: _builtins.int
     RELEASE_JOB_FIELD_NUMBER: _builtins.int
+    LIST_SHARES_FIELD_NUMBER: _builtins.int
+    STORE_SHARES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     """Id of the order."""
     job: _builtins.str
@@ -530,6 +540,14 @@ class Order(_message.Message):
     def release_job(self) -> Global___ReleaseJob:
         """Forget a job: end its fork server."""
 
+    @_builtins.property
+    def list_shares(self) -> Global___ListShares:
+        """Tell which shares of steps are kept in memory."""
+
+    @_builtins.property
+    def store_shares(self) -> Global___StoreShares:
+        """Create the objects of a step in storage, from memory."""
+
     def __init__(
         self,
         *,
@@ -544,12 +562,14 @@ class Order(_message.Message):
         take_stacks: Global___TakeStacks | None = ...,
         read_log: Global___ReadLog | None = ...,
         release_job: Global___ReleaseJob | None = ...,
+        list_shares: Global___ListShares | None = ...,
+        store_shares: Global___StoreShares | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "end_gang", b"end_gang", "give_orders", b"give_orders", "order", b"order", "prepare", b"prepare", "read_log", b"read_log", "release_job", b"release_job", "start_gang", b"start_gang", "take_stacks", b"take_stacks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline", b"deadline", "end_gang", b"end_gang", "give_orders", b"give_orders", "list_shares", b"list_shares", "order", b"order", "prepare", b"prepare", "read_log", b"read_log", "release_job", b"release_job", "start_gang", b"start_gang", "store_shares", b"store_shares", "take_stacks", b"take_stacks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline", b"deadline", "end_gang", b"end_gang", "give_orders", b"give_orders", "id", b"id", "job", b"job", "order", b"order", "prepare", b"prepare", "read_log", b"read_log", "release_job", b"release_job", "start_gang", b"start_gang", "take_stacks", b"take_stacks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "deadline", b"deadline", "end_gang", b"end_gang", "give_orders", b"give_orders", "id", b"id", "job", b"job", "list_shares", b"list_shares", "order", b"order", "prepare", b"prepare", "read_log", b"read_log", "release_job", b"release_job", "start_gang", b"start_gang", "store_shares", b"store_shares", "take_stacks", b"take_stacks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["prepare", "start_gang", "end_gang", "give_orders", "take_stacks", "read_log", "release_job"]  # noqa: Y015
+    _WhichOneofReturnType_order: _TypeAlias = _typing.Literal["prepare", "start_gang", "end_gang", "give_orders", "take_stacks", "read_log", "release_job", "list_shares", "store_shares"]  # noqa: Y015
     _WhichOneofArgType_order: _TypeAlias = _typing.Literal["order", b"order"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_order) -> _WhichOneofReturnType_order | None: ...
 
@@ -639,6 +659,7 @@ class StartGang(_message.Message):
     PARENT_STEP_FIELD_NUMBER: _builtins.int
     TOKEN_FIELD_NUMBER: _builtins.int
     CODE_DIGEST_FIELD_NUMBER: _builtins.int
+    PARTNER_FIELD_NUMBER: _builtins.int
     arguments_json: _builtins.str
     """What `trainer.preflight.to_arguments` gave when the job was prepared, as JSON."""
     world_size: _builtins.int
@@ -653,6 +674,8 @@ class StartGang(_message.Message):
     """Token for this job and attempt, for calls to data and checkpoint. Kept in memory only."""
     code_digest: _builtins.str
     """Digest of the code that the attempt was opened with; another one is refused."""
+    partner: _builtins.str
+    """`host:port` of the agent that keeps shares of this node's ranks too; empty for none."""
     @_builtins.property
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ranks that start here."""
@@ -668,10 +691,11 @@ class StartGang(_message.Message):
         parent_step: _builtins.int = ...,
         token: _builtins.str = ...,
         code_digest: _builtins.str = ...,
+        partner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "code_digest", b"code_digest", "parent_attempt", b"parent_attempt", "parent_step", b"parent_step", "ranks", b"ranks", "rendezvous", b"rendezvous", "token", b"token", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "code_digest", b"code_digest", "parent_attempt", b"parent_attempt", "parent_step", b"parent_step", "partner", b"partner", "ranks", b"ranks", "rendezvous", b"rendezvous", "token", b"token", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -807,6 +831,49 @@ class ReleaseJob(_message.Message):
 Global___ReleaseJob: _TypeAlias = ReleaseJob  # noqa: Y015
 
 @_typing.final
+class ListShares(_message.Message):
+    """ListShares asks for the shares of the job's steps that lie whole in memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListShares: _TypeAlias = ListShares  # noqa: Y015
+
+@_typing.final
+class StoreShares(_message.Message):
+    """StoreShares asks to create in storage what lies in memory of a step of the attempt."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The step."""
+    commit: _builtins.bool
+    """Whether all of it is stored already, and the checkpoint is to be committed now."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        commit: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["commit", b"commit", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StoreShares: _TypeAlias = StoreShares  # noqa: Y015
+
+@_typing.final
 class Answer(_message.Message):
     """Answer tells how an order went."""
 
@@ -819,6 +886,7 @@ class Answer(_message.Message):
     STACKS_FIELD_NUMBER: _builtins.int
     LOG_CHUNK_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    KEPT_SHARES_FIELD_NUMBER: _builtins.int
     order_id: _builtins.str
     """Id of the order."""
     @_builtins.property
@@ -845,6 +913,10 @@ class Answer(_message.Message):
     def failure(self) -> Global___Failure:
         """The order could not be carried out."""
 
+    @_builtins.property
+    def kept_shares(self) -> Global___KeptShares:
+        """To a question for shares."""
+
     def __init__(
         self,
         *,
@@ -855,12 +927,13 @@ class Answer(_message.Message):
         stacks: Global___Stacks | None = ...,
         log_chunk: Global___LogChunk | None = ...,
         failure: Global___Failure | None = ...,
+        kept_shares: Global___KeptShares | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done", b"done", "failure", b"failure", "gang_started", b"gang_started", "log_chunk", b"log_chunk", "prepared", b"prepared", "stacks", b"stacks"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done", b"done", "failure", b"failure", "gang_started", b"gang_started", "kept_shares", b"kept_shares", "log_chunk", b"log_chunk", "prepared", b"prepared", "stacks", b"stacks"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done", b"done", "failure", b"failure", "gang_started", b"gang_started", "log_chunk", b"log_chunk", "order_id", b"order_id", "prepared", b"prepared", "stacks", b"stacks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "done", b"done", "failure", b"failure", "gang_started", b"gang_started", "kept_shares", b"kept_shares", "log_chunk", b"log_chunk", "order_id", b"order_id", "prepared", b"prepared", "stacks", b"stacks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["prepared", "gang_started", "done", "stacks", "log_chunk", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_answer: _TypeAlias = _typing.Literal["prepared", "gang_started", "done", "stacks", "log_chunk", "failure", "kept_shares"]  # noqa: Y015
     _WhichOneofArgType_answer: _TypeAlias = _typing.Literal["answer", b"answer"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_answer) -> _WhichOneofReturnType_answer | None: ...
 
@@ -933,6 +1006,64 @@ class GangStarted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GangStarted: _TypeAlias = GangStarted  # noqa: Y015
+
+@_typing.final
+class KeptShares(_message.Message):
+    """KeptShares are the shares of a job's steps in memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___KeptShare]:
+        """The shares."""
+
+    def __init__(
+        self,
+        *,
+        shares: _abc.Iterable[Global___KeptShare] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shares", b"shares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptShares: _TypeAlias = KeptShares  # noqa: Y015
+
+@_typing.final
+class KeptShare(_message.Message):
+    """KeptShare is a rank's share of a step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """Attempt that did the step."""
+    step: _builtins.int
+    """The step."""
+    rank: _builtins.int
+    """The rank."""
+    world_size: _builtins.int
+    """Ranks that have a share of the step."""
+    def __init__(
+        self,
+        *,
+        attempt: _builtins.int = ...,
+        step: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        world_size: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "rank", b"rank", "step", b"step", "world_size", b"world_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KeptShare: _TypeAlias = KeptShare  # noqa: Y015
 
 @_typing.final
 class Done(_message.Message):

@@ -3,8 +3,10 @@
 isort:skip_file
 """
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from phalanx.api.checkpoint.v1 import checkpoint_service_pb2 as _checkpoint_service_pb2
 from phalanx.api.data.v1 import data_service_pb2 as _data_service_pb2
@@ -368,3 +370,200 @@ class CommitResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CommitResponse: _TypeAlias = CommitResponse  # noqa: Y015
+
+@_typing.final
+class PlacedObject(_message.Message):
+    """PlacedObject is an object in memory."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OBJECT_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    start: _builtins.int
+    """Its first byte in the memory."""
+    @_builtins.property
+    def object(self) -> _checkpoint_service_pb2.StoredObject:
+        """The object."""
+
+    def __init__(
+        self,
+        *,
+        object: _checkpoint_service_pb2.StoredObject | None = ...,
+        start: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["object", b"object"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["object", b"object", "start", b"start"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PlacedObject: _TypeAlias = PlacedObject  # noqa: Y015
+
+@_typing.final
+class HandOverRequest(_message.Message):
+    """HandOverRequest hands over a share."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    STEP_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    WORLD_SIZE_FIELD_NUMBER: _builtins.int
+    SEALED_STEP_FIELD_NUMBER: _builtins.int
+    DESCRIPTOR_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    DRAFT_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """The job, `projects/<p>/jobs/<uid>`."""
+    attempt: _builtins.int
+    """The attempt."""
+    step: _builtins.int
+    """The step."""
+    rank: _builtins.int
+    """The rank."""
+    world_size: _builtins.int
+    """Ranks of the gang."""
+    sealed_step: _builtins.int
+    """The newest step of this attempt of which every rank's share lies with both of its nodes; 0 for none. All others
+    but `step` leave the memory of the node.
+    """
+    descriptor: _builtins.int
+    """Descriptor of the anonymous file, in the process of the rank."""
+    num_bytes: _builtins.int
+    """Bytes of the file."""
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedObject]:
+        """What lies in it, in the order in which storage would get it."""
+
+    @_builtins.property
+    def draft(self) -> _checkpoint_service_pb2.ManifestDraft:
+        """The draft of the manifest; from rank 0 alone."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        step: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        world_size: _builtins.int = ...,
+        sealed_step: _builtins.int = ...,
+        descriptor: _builtins.int = ...,
+        num_bytes: _builtins.int = ...,
+        objects: _abc.Iterable[Global___PlacedObject] | None = ...,
+        draft: _checkpoint_service_pb2.ManifestDraft | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "descriptor", b"descriptor", "draft", b"draft", "job", b"job", "num_bytes", b"num_bytes", "objects", b"objects", "rank", b"rank", "sealed_step", b"sealed_step", "step", b"step", "world_size", b"world_size"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOverRequest: _TypeAlias = HandOverRequest  # noqa: Y015
+
+@_typing.final
+class HandOverResponse(_message.Message):
+    """HandOverResponse is empty: the share is kept."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HandOverResponse: _TypeAlias = HandOverResponse  # noqa: Y015
+
+@_typing.final
+class FindSharesRequest(_message.Message):
+    """FindSharesRequest asks for shares."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    REF_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """The job, `projects/<p>/jobs/<uid>`."""
+    attempt: _builtins.int
+    """The attempt of the rank that asks."""
+    @_builtins.property
+    def ref(self) -> _checkpoint_service_pb2.CheckpointRef:
+        """The step, with the attempt that did it."""
+
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        ref: _checkpoint_service_pb2.CheckpointRef | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["ref", b"ref"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "job", b"job", "ref", b"ref"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindSharesRequest: _TypeAlias = FindSharesRequest  # noqa: Y015
+
+@_typing.final
+class HeldShare(_message.Message):
+    """HeldShare is a share in the memory of the node."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    OBJECTS_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    """Path of the memory, for processes of the same user."""
+    num_bytes: _builtins.int
+    """Its bytes."""
+    @_builtins.property
+    def objects(self) -> _containers.RepeatedCompositeFieldContainer[Global___PlacedObject]:
+        """What lies in it."""
+
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        num_bytes: _builtins.int = ...,
+        objects: _abc.Iterable[Global___PlacedObject] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "objects", b"objects", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HeldShare: _TypeAlias = HeldShare  # noqa: Y015
+
+@_typing.final
+class FindSharesResponse(_message.Message):
+    """FindSharesResponse holds them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SHARES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldShare]:
+        """The shares; none where nothing is kept."""
+
+    def __init__(
+        self,
+        *,
+        shares: _abc.Iterable[Global___HeldShare] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["shares", b"shares"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FindSharesResponse: _TypeAlias = FindSharesResponse  # noqa: Y015

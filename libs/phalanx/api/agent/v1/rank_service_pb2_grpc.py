@@ -66,6 +66,16 @@ class RankServiceStub:
                 request_serializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.CommitRequest.SerializeToString,
                 response_deserializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.CommitResponse.FromString,
                 _registered_method=True)
+        self.HandOver = channel.unary_unary(
+                '/phalanx.api.agent.v1.RankService/HandOver',
+                request_serializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.HandOverRequest.SerializeToString,
+                response_deserializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.HandOverResponse.FromString,
+                _registered_method=True)
+        self.FindShares = channel.unary_unary(
+                '/phalanx.api.agent.v1.RankService/FindShares',
+                request_serializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.FindSharesRequest.SerializeToString,
+                response_deserializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.FindSharesResponse.FromString,
+                _registered_method=True)
 
 
 class RankServiceServicer:
@@ -115,6 +125,21 @@ class RankServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HandOver(self, request, context):
+        """HandOver gives this rank's share of a step into the memory of the node. It returns when the share lies whole with
+        the partner node too, where the attempt has one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FindShares(self, request, context):
+        """FindShares tells what lies in the memory of the node of a step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RankServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -147,6 +172,16 @@ def add_RankServiceServicer_to_server(servicer, server):
                     servicer.Commit,
                     request_deserializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.CommitRequest.FromString,
                     response_serializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.CommitResponse.SerializeToString,
+            ),
+            'HandOver': grpc.unary_unary_rpc_method_handler(
+                    servicer.HandOver,
+                    request_deserializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.HandOverRequest.FromString,
+                    response_serializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.HandOverResponse.SerializeToString,
+            ),
+            'FindShares': grpc.unary_unary_rpc_method_handler(
+                    servicer.FindShares,
+                    request_deserializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.FindSharesRequest.FromString,
+                    response_serializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.FindSharesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -313,6 +348,60 @@ class RankService:
             '/phalanx.api.agent.v1.RankService/Commit',
             phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.CommitRequest.SerializeToString,
             phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.CommitResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HandOver(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/phalanx.api.agent.v1.RankService/HandOver',
+            phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.HandOverRequest.SerializeToString,
+            phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.HandOverResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FindShares(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/phalanx.api.agent.v1.RankService/FindShares',
+            phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.FindSharesRequest.SerializeToString,
+            phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.FindSharesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -47,6 +47,12 @@ class RankServiceStub:
     """WatchOrders streams the orders for this attempt from its beginning."""
     Commit: _grpc.UnaryUnaryMultiCallable[_rank_service_pb2.CommitRequest, _rank_service_pb2.CommitResponse]
     """Commit returns when the checkpoint exists. It waits while the checkpoint service is away, up to the call's deadline."""
+    HandOver: _grpc.UnaryUnaryMultiCallable[_rank_service_pb2.HandOverRequest, _rank_service_pb2.HandOverResponse]
+    """HandOver gives this rank's share of a step into the memory of the node. It returns when the share lies whole with
+    the partner node too, where the attempt has one.
+    """
+    FindShares: _grpc.UnaryUnaryMultiCallable[_rank_service_pb2.FindSharesRequest, _rank_service_pb2.FindSharesResponse]
+    """FindShares tells what lies in the memory of the node of a step."""
 
 @_typing.type_check_only
 class RankServiceAsyncStub(RankServiceStub):
@@ -67,6 +73,12 @@ class RankServiceAsyncStub(RankServiceStub):
     """WatchOrders streams the orders for this attempt from its beginning."""
     Commit: _aio.UnaryUnaryMultiCallable[_rank_service_pb2.CommitRequest, _rank_service_pb2.CommitResponse]  # type: ignore[assignment]
     """Commit returns when the checkpoint exists. It waits while the checkpoint service is away, up to the call's deadline."""
+    HandOver: _aio.UnaryUnaryMultiCallable[_rank_service_pb2.HandOverRequest, _rank_service_pb2.HandOverResponse]  # type: ignore[assignment]
+    """HandOver gives this rank's share of a step into the memory of the node. It returns when the share lies whole with
+    the partner node too, where the attempt has one.
+    """
+    FindShares: _aio.UnaryUnaryMultiCallable[_rank_service_pb2.FindSharesRequest, _rank_service_pb2.FindSharesResponse]  # type: ignore[assignment]
+    """FindShares tells what lies in the memory of the node of a step."""
 
 class RankServiceServicer(metaclass=_abc_1.ABCMeta):
     """RankService is served by the agent of a node on a Unix socket, and called by the ranks that live there. Every call
@@ -120,5 +132,23 @@ class RankServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_rank_service_pb2.CommitResponse, _abc.Awaitable[_rank_service_pb2.CommitResponse]]:
         """Commit returns when the checkpoint exists. It waits while the checkpoint service is away, up to the call's deadline."""
+
+    @_abc_1.abstractmethod
+    def HandOver(
+        self,
+        request: _rank_service_pb2.HandOverRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rank_service_pb2.HandOverResponse, _abc.Awaitable[_rank_service_pb2.HandOverResponse]]:
+        """HandOver gives this rank's share of a step into the memory of the node. It returns when the share lies whole with
+        the partner node too, where the attempt has one.
+        """
+
+    @_abc_1.abstractmethod
+    def FindShares(
+        self,
+        request: _rank_service_pb2.FindSharesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rank_service_pb2.FindSharesResponse, _abc.Awaitable[_rank_service_pb2.FindSharesResponse]]:
+        """FindShares tells what lies in the memory of the node of a step."""
 
 def add_RankServiceServicer_to_server(servicer: RankServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,111 @@
+"""Steps that nodes keep in memory for each other: a run that loses a node goes on from there, and the proof holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from support.agents import ExtraAgent, extra_agent
+from support.jobs import assert_proven, every_manifest_holds, lineage_of, wait_until, write_job
+from support.services import Services, resized, services, wait_for_step
+
+from phalanx import Client
+from phalanx.lineage.events import EventLog, EventType, JobState
+from phalanx.spec import load_job
+from phalanx.trainer.places import job_store
+
+FAR, DEADLINE_S = 1_000_000, 150.0
+pytestmark = pytest.mark.timeout(600)
+
+
+def memory_job(folder: Path, corpus: str, interval: int = FAR) -> Path:
+    """A job on two nodes of one rank each that copies every step."""
+    path = write_job(folder, corpus, steps=FAR)
+    return resized(path, ("interval = 2", f"interval = {interval}\nmemory_interval = 1"))
+
+
+def restarted_from(path: Path, attempt: int) -> int:
+    """The step that an attempt went on from, once it is opened."""
+    wait_until(
+        lambda: any(each.number == attempt for each in lineage_of(path).attempts()), DEADLINE_S, "no new attempt"
+    )
+    return next(each.start_step for each in lineage_of(path).attempts() if each.number == attempt)
+
+
+def stopped_and_proven(client: Client, path: Path) -> None:
+    """The job stops with a checkpoint, and every step of its chain is proven."""
+    client.stop("tiny")
+    done = client.wait("tiny", 60)
+    assert done.state is JobState.STOPPED, done
+    every_manifest_holds(path)
+    newest = lineage_of(path).checkpoints()[-1]
+    assert newest.step == done.step
+    assert_proven(path, done.step)
+
+
+def incidents(path: Path) -> list[str]:
+    """What was told of steps in memory."""
+    log = EventLog(job_store(load_job(path))).after(0)
+    return [event.message for event in log if event.type is EventType.INCIDENT and "memory" in event.message]
+
+
+def begun(client: Client, path: Path, step: int = 8) -> None:
+    client.submit(path)
+    wait_for_step(client, "tiny", step, DEADLINE_S)
+
+
+def lose_one(running: Services, client: Client, path: Path, other: ExtraAgent) -> int:
+    """SIGKILL to the agent of a node, then a new one in its place; the step from which the run goes on."""
+    other.kill()
+    other.start()
+    found = restarted_from(path, 2)
+    wait_for_step(client, "tiny", found + 3, DEADLINE_S)
+    return found
+
+
+def test_run_that_loses_a_node_goes_on_from_memory_and_is_proven(corpus: str, tmp_path: Path) -> None:
+    path = memory_job(tmp_path, corpus)
+    with (
+        services(tmp_path / "home", slots=1) as running,
+        extra_agent(running, "b") as other,
+        running.client() as client,
+    ):
+        begun(client, path)
+        assert lineage_of(path).checkpoints() == (), "nothing is in storage"
+        found = lose_one(running, client, path, other)
+        assert found >= 4, "copies of the first steps lie in memory"
+        logs = "".join(each.read_text() for each in running.home.agent_state.glob("ranks/*/*/attempt-2/rank*.log"))
+        assert "lie in the memory of this node" in logs and " 0 objects" not in logs, logs
+        assert incidents(path) == []
+        stopped_and_proven(client, path)
+
+
+def test_run_that_loses_both_nodes_goes_on_from_storage(corpus: str, tmp_path: Path) -> None:
+    path = memory_job(tmp_path, corpus, interval=4)
+    with (
+        services(tmp_path / "home", slots=1) as running,
+        extra_agent(running, "b") as other,
+        running.client() as client,
+    ):
+        begun(client, path, 6)
+        other.kill()
+        running.kill("agent")
+        stored = {ref.step for ref in lineage_of(path).checkpoints()}
+        other.start()
+        found = restarted_from(path, 2)
+        assert found % 4 == 0 and found >= max(stored), "only checkpoints of storage are left"
+        wait_for_step(client, "tiny", found + 3, DEADLINE_S)
+        stopped_and_proven(client, path)
+
+
+def test_rank_that_dies_costs_no_step_that_lies_in_memory(corpus: str, tmp_path: Path) -> None:
+    path = memory_job(tmp_path, corpus)
+    with services(tmp_path / "home", slots=2) as running, running.client() as client:
+        begun(client, path)
+        os.kill(running.ranks()[0], signal.SIGKILL)
+        found = restarted_from(path, 2)
+        assert found >= 4
+        wait_for_step(client, "tiny", found + 3, DEADLINE_S)
+        stopped_and_proven(client, path)
