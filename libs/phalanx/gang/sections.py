@@ -2,8 +2,9 @@
 
 A section is a phase by name (a step, an evaluation). Its fixed deadline must hold for every job and is therefore long;
 once enough of a job's own sections have been seen, a far shorter one is safe: `factor` times their 99th percentile, but
-`floor_s` at least, by when the hang is told: so it is late a little before. The fixed deadline stays the upper bound. Durations are kept as counts in buckets of equal ratio, so
-that they cost the same after a million steps, and those of several nodes add up.
+`floor_s` at least, by when the hang is told: so it is late a little before. The fixed deadline stays the upper bound.
+Durations are kept as counts in buckets of equal ratio, so that they cost the same after a million steps, and those of
+several nodes add up.
 """
 
 from __future__ import annotations
