@@ -276,7 +276,7 @@ for line in sys.stdin:
 """
 
 
-@pytest.mark.timeout(360)  # 20 processes, one after another: 24 s idle, 105 s with the processors taken seven times over
+@pytest.mark.timeout(360)  # 20 processes in turn: 24 s idle, 105 s at load 14
 def test_process_killed_while_saving_20_times_keeps_every_committed_checkpoint(tmp_path: Path) -> None:
     """Case 1: SIGKILL at random moments of a process that does nothing but save; each start opens the next attempt."""
     chance = random.Random(20)
