@@ -76,6 +76,9 @@ def _checkpoint_rules(job: Job) -> Iterator[Rule]:
     speculates = checkpoint.speculative_interval
     never = speculates > 0 and speculates % checkpoint.interval == 0
     yield never, "checkpoint.speculative_interval", "a regular checkpoint is due whenever a speculative one is"
+    copies = checkpoint.memory_interval
+    never = copies > 0 and copies % checkpoint.interval == 0
+    yield never, "checkpoint.memory_interval", "a checkpoint is due whenever a copy is"
     for name in ("speculative_keep_k", "speculative_healthy_steps"):
         is_set = name in checkpoint.model_fields_set
         yield not speculates and is_set, f"checkpoint.{name}", "checkpoint.speculative_interval is 0"
@@ -109,6 +112,7 @@ def _service_rules(job: Job) -> Iterator[Rule]:
     yield job.checkpoint.keep_latest_k > 0, "checkpoint.keep_latest_k", reason
     has_quota = job.checkpoint.speculative_interval > 0 and "speculative_keep_k" in job.checkpoint.model_fields_set
     yield has_quota, "checkpoint.speculative_keep_k", reason
+    yield job.checkpoint.memory_interval > 0, "checkpoint.memory_interval", f"it is {only} keeps copies"
     for name in ("on_nan", "on_spike", "on_divergence", "on_hang"):
         yield name in job.recovery.model_fields_set, f"recovery.{name}", f"it is {only} acts on it"
     skips, reason = job.recovery.on_bad_shard == "skip", f"it is {only} decides which windows a shard costs"

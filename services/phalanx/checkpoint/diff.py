@@ -10,20 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
 from phalanx.checkpoint.diff_norms import Norms, Sums
-from phalanx.checkpoint.place import JobPlace
 from phalanx.core.box import Box, whole
-from phalanx.core.errors import PhalanxError
-from phalanx.lineage import CheckpointRef, Manifest, keys
-from phalanx.objects import ObjectMissing, ObjectStore
+from phalanx.lineage import Manifest
+from phalanx.objects import ObjectStore
 from phalanx.snapshot.errors import DamagedCheckpoint
 from phalanx.snapshot.index import Index, StoredTensor, read_index
 from phalanx.snapshot.slabs import Slab, batches, read_slabs, slab_bytes_for
-
-_MOST_DIGITS: Final = 8
-_LIST: Final = "`phalanx checkpoint ls --all` lists what there is"
 
 
 class Finding(StrEnum):
@@ -135,24 +129,3 @@ def _chunks(tensor: StoredTensor) -> Mapping[Box, tuple[int, tuple[str, ...]]]:
 
 def _described(tensor: StoredTensor | None) -> str | None:
     return None if tensor is None else f"{tensor.dtype} {list(tensor.global_shape)}"
-
-
-def chosen(place: JobPlace, where: str, text: str) -> CheckpointRef:
-    """The checkpoint that `text` names: a step or `latest` a live one, ATTEMPT/STEP any that is committed. `where`:
-    what the text is called in the PhalanxError for any other.
-    """
-    attempt, slash, step = text.partition("/")
-    if not slash and (text == "latest" or _is_number(text)):
-        return place.checkpoint(text)
-    if not (_is_number(attempt) and int(attempt) and _is_number(step)):
-        raise PhalanxError(where, value=text, expected="STEP, ATTEMPT/STEP or `latest`", remedy=_LIST)
-    ref = CheckpointRef(int(attempt), int(step))
-    try:
-        place.store.info(keys.manifest(ref))
-    except ObjectMissing as error:
-        raise PhalanxError(where, value=text, expected="a committed checkpoint", remedy=_LIST) from error
-    return ref
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS

@@ -5,16 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from phalanx.checkpoint.jobs import policy_of
 from phalanx.checkpoint.retention import Policy
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage import CheckpointRef, Lineage
+from phalanx.lineage import CheckpointRef, Lineage, keys
 from phalanx.lineage.registry import JobName
-from phalanx.objects import ObjectStore, open_store
+from phalanx.objects import ObjectMissing, ObjectStore, open_store
 from phalanx.snapshot.load import live_checkpoint
 from phalanx.spec import Job, load_job, parse_job
 from phalanx.trainer.places import job_store, store_at
+
+_MOST_DIGITS: Final = 8
+_LIST: Final = "`phalanx checkpoint ls --all` lists what there is"
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +33,21 @@ class JobPlace:
         """The job's lineage."""
         return Lineage(self.store)
 
-    def checkpoint(self, step: str) -> CheckpointRef:
-        """The live checkpoint that `step` (a number, or `latest`) names; PhalanxError where there is none."""
-        if step != "latest" and not step.isdecimal():
-            raise PhalanxError(
-                "STEP", value=step, expected="a step or `latest`", remedy="`phalanx checkpoint ls` lists the steps"
-            )
-        return live_checkpoint(self.lineage, None if step == "latest" else int(step))
+    def checkpoint(self, text: str, where: str = "STEP") -> CheckpointRef:
+        """The checkpoint that `text` names: a step or `latest` a live one, ATTEMPT/STEP any that is committed. where:
+        what the text is called in the PhalanxError for any other.
+        """
+        attempt, slash, step = text.partition("/")
+        if not slash and (text == "latest" or _is_number(text)):
+            return live_checkpoint(self.lineage, None if text == "latest" else int(text))
+        if not (_is_number(attempt) and int(attempt) and _is_number(step)):
+            raise PhalanxError(where, value=text, expected="STEP, ATTEMPT/STEP or `latest`", remedy=_LIST)
+        ref = CheckpointRef(int(attempt), int(step))
+        try:
+            self.store.info(keys.manifest(ref))
+        except ObjectMissing as error:
+            raise PhalanxError(where, value=text, expected="a committed checkpoint", remedy=_LIST) from error
+        return ref
 
     @property
     def name(self) -> JobName | None:
@@ -88,3 +100,7 @@ def find_job(job: str, overrides: Sequence[str] = ()) -> JobPlace:
             remedy="name its job file, or the URL of its root: .../projects/PROJECT/jobs/NAME",
         )
     return place
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS

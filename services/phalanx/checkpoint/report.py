@@ -86,9 +86,11 @@ def checkpoint_rows(
 def one_row(
     lineage: Lineage, store: ObjectStore, manifest: Manifest, pins: Mapping[CheckpointRef, str]
 ) -> CheckpointRow:
-    """The row of one checkpoint, which is taken for live."""
+    """The row of one checkpoint that is committed."""
+    is_live = manifest.ref in set(lineage.checkpoints())
+    why = None if is_live else why_dead(manifest.ref, lineage.attempts(), lineage.chain())
     infos = list(store.list(keys.checkpoint(manifest.ref)))
-    row = _row(lineage, manifest.ref, sum(info.num_bytes for info in infos), None)
+    row = _row(lineage, manifest.ref, sum(info.num_bytes for info in infos), why)
     promoted = any(info.key == keys.promoted(manifest.ref) for info in infos)
     return replace(row, promoted=promoted, pin_reason=pins.get(manifest.ref))
 

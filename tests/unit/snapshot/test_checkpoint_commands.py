@@ -148,6 +148,16 @@ def test_show_gives_tensors_and_ancestry(job: SavedJob, monkeypatch, capsys) -> 
     assert code == 0 and "tok_embeddings" in out
 
 
+def test_show_of_a_checkpoint_that_is_not_live_takes_its_attempt(job: SavedJob, monkeypatch, capsys) -> None:
+    code, out, _ = run(monkeypatch, capsys, "show", str(job.file), "1/10", "--json")
+    found = json.loads(out)
+    assert (code, found["attempt"], found["step"]) == (0, 1, 10)
+    assert "attempt 2 went on from step 5" in found["state"]
+    for wrong in ("1/11", "0/5", "1/", "/5", "a/5", "1/123456789"):
+        code, _, err = run(monkeypatch, capsys, "show", str(job.file), wrong)
+        assert code == 2 and wrong in err and "phalanx checkpoint ls --all" in err, err
+
+
 @pytest.mark.parametrize(("step", "expected"), [("10", "5, 8"), ("x", "latest")])
 def test_show_of_a_step_that_is_not_live_names_the_live_ones(job, monkeypatch, capsys, step, expected) -> None:
     code, _, err = run(monkeypatch, capsys, "show", str(job.file), step)

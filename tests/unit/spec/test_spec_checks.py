@@ -193,6 +193,8 @@ def test_keep_every_n_without_retention_is_told():
         ({"keep_latest_k": 1, "keep_best_m": 1, "keep_best_by": "validation_loss"}, ["keep_best_m"]),
         ({"interval": 10, "speculative_interval": 20}, ["speculative_interval"]),
         ({"interval": 10, "speculative_interval": 4, "speculative_keep_k": 2}, []),
+        ({"interval": 10, "memory_interval": 20}, ["memory_interval"]),
+        ({"interval": 10, "memory_interval": 4}, []),
         (
             {"speculative_keep_k": 2, "speculative_healthy_steps": 5},
             ["speculative_keep_k", "speculative_healthy_steps"],

@@ -14,3 +14,4 @@ Job = Annotated[
 ]
 Submitted = Annotated[str, typer.Argument(metavar="JOB", help="NAME, PROJECT/NAME or projects/PROJECT/jobs/NAME.")]
 Selector = Annotated[str, typer.Argument(metavar="CHECKPOINT", help="`latest`, a step, or a<attempt>-s<step>.")]
+ANY_CHECKPOINT = "A live one by STEP or `latest`, any by ATTEMPT/STEP."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.checkpoint.arguments import Job
+from phalanx.cli.checkpoint.arguments import ANY_CHECKPOINT, Job
 from phalanx.cli.checkpoint.progress import bytes_done
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
@@ -29,7 +29,7 @@ def register(group: typer.Typer) -> None:
 
 def diff_checkpoints(
     job: Job,
-    a: Annotated[str, typer.Argument(metavar="A", help="STEP or `latest` of a live one, or ATTEMPT/STEP of any.")],
+    a: Annotated[str, typer.Argument(metavar="A", help=ANY_CHECKPOINT)],
     b: Annotated[str, typer.Argument(metavar="B", help="Likewise.")],
     other_job: Annotated[
         str | None,
@@ -44,12 +44,12 @@ def diff_checkpoints(
     """Compare two checkpoints: which tensors hold other bits, and the norms of A, B and A - B in float64; which are
     only in one, or of another shape or type. Exit 0 where they could be compared, 1 where stored bytes are damaged.
     """
-    from phalanx.checkpoint.diff import Comparison, Finding, chosen
+    from phalanx.checkpoint.diff import Comparison, Finding
     from phalanx.cli.named import place_of
 
     place = place_of(job, overrides or (), context)
     other = place if other_job is None else place_of(other_job, (), context)
-    refs = chosen(place, "A", a), chosen(other, "B", b)
+    refs = place.checkpoint(a, "A"), other.checkpoint(b, "B")
     with ExitStack() as stack:
         compared = Comparison(_side(stack, place, refs[0]), _side(stack, other, refs[1]))
         with bytes_done("diff", compared.num_bytes, quiet=as_json) as advance:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.checkpoint.arguments import Job
+from phalanx.cli.checkpoint.arguments import ANY_CHECKPOINT, Job
 from phalanx.cli.checkpoint.progress import bytes_done
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
@@ -34,7 +34,7 @@ def register(group: typer.Typer) -> None:
 
 def export_checkpoint(
     job: Job,
-    step: Annotated[str, typer.Argument(metavar="STEP", help="Step of a live checkpoint, or `latest`.")],
+    step: Annotated[str, typer.Argument(metavar="STEP", help=ANY_CHECKPOINT)],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to create.")],
     dtype: Annotated[ExportDtype, typer.Option("--dtype", help="Type of the exported weights.")] = ExportDtype.FLOAT32,
     tokenizer: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli.checkpoint.arguments import Job
+from phalanx.cli.checkpoint.arguments import ANY_CHECKPOINT, Job
 from phalanx.cli.checkpoint.progress import measured, size
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
@@ -21,7 +21,7 @@ def register(group: typer.Typer) -> None:
 
 def show(
     job: Job,
-    step: Annotated[str, typer.Argument(metavar="STEP", help="Step of a live checkpoint, or `latest`.")] = "latest",
+    step: Annotated[str, typer.Argument(metavar="STEP", help=ANY_CHECKPOINT)] = "latest",
     context: Context = None,
     as_json: AsJson = False,
     overrides: Overrides = None,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.checkpoint.arguments import Job
+from phalanx.cli.checkpoint.arguments import ANY_CHECKPOINT, Job
 from phalanx.cli.checkpoint.progress import bytes_done
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
@@ -29,7 +29,8 @@ def register(group: typer.Typer) -> None:
 def verify_checkpoints(
     job: Job,
     step: Annotated[
-        str | None, typer.Argument(metavar="STEP", help="Step, or `latest`; all live checkpoints if left out.")
+        str | None,
+        typer.Argument(metavar="STEP", help=f"{ANY_CHECKPOINT} All live ones if left out."),
     ] = None,
     context: Context = None,
     as_json: AsJson = False,
