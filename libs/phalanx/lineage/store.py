@@ -96,6 +96,11 @@ class Lineage:
             position_after(last_step, global_batch_size, origin),
         )
 
+    @property
+    def url(self) -> str:
+        """Of the job's root."""
+        return self._store.url
+
     # Attempts and the live chain.
 
     def attempts(self) -> tuple[Attempt, ...]:

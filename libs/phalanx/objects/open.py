@@ -21,6 +21,8 @@ def open_store(url: str, settings: StorageSettings | None = None, deadline_s: fl
     call may take, retries included; an upload or read of very large objects gets more by its size. Raises StoreDenied
     for a URL of another kind and for missing credentials.
     """
+    if not isinstance(url, str):
+        raise StoreDenied("storage URL", value=str(url), expected=_FORMS, remedy="give it as text")
     scheme, separator, rest = url.partition("://")
     if separator and scheme == "file":
         return FileStore(_folder(url, rest))

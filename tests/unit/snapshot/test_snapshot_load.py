@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,6 +72,34 @@ def test_opened_with_a_damaged_tensor_gives_the_others(tmp_path: Path) -> None:
         assert found["a"].tobytes() == tensors["a"].numpy().tobytes()
         with pytest.raises(DamagedCheckpoint, match="tensor b, chunk 0"):
             found["b"]
+
+
+@pytest.mark.parametrize("names", ["model.*", b"model.*", 5, [5]])
+def test_names_that_are_no_list_are_refused(tmp_path: Path, names: Any) -> None:
+    store = file_store(tmp_path)
+    save(store, open_attempt(store), 5, rows_of(weights(), 1))
+    with opened(store.url) as found:
+        for call in (lambda: load(store.url, names=names), lambda: found.named(names), lambda: found.find(names)):
+            with pytest.raises(PhalanxError, match=r"expected a list of names.*write names=\["):
+                call()
+    assert load(store.url, names=iter(["model.half"])).keys() == {"model.half"}
+
+
+def test_opened_gives_nothing_once_its_block_has_ended(tmp_path: Path) -> None:
+    """Case 15: nothing keeps retention off it any more."""
+    store = file_store(tmp_path)
+    save(store, open_attempt(store), 5, rows_of(weights(), 1))
+    with opened(store.url) as found:
+        assert found["model.half"].shape == (5, 3)
+    for call in (lambda: found["model.half"], lambda: found.stored("model.half"), lambda: found.find(["model.half"])):
+        with pytest.raises(PhalanxError, match=r"inside `with opened\(\.\.\.\)`, which has ended"):
+            call()
+    assert "model.half" in found and len(found) == 5
+
+
+def test_load_where_there_is_no_checkpoint_names_the_url(store: ObjectStore) -> None:
+    with pytest.raises(PhalanxError, match=f"checkpoint at {store.url}: expected a job with a committed checkpoint"):
+        load(store.url)
 
 
 def test_load_and_removal_during_a_save_in_flight_disturb_nobody(store: ObjectStore) -> None:
