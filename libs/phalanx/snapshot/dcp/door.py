@@ -9,12 +9,16 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.planner import SavePlan
 
+from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef
 from phalanx.objects import StorageSettings
+from phalanx.snapshot.arguments import names_of, step_of
 from phalanx.snapshot.dcp.failures import told_plainly
+from phalanx.snapshot.dcp.given import require_dict, require_storable
 from phalanx.snapshot.dcp.groups import own_group
-from phalanx.snapshot.dcp.planner import CheckedPlanner
+from phalanx.snapshot.dcp.planner import CheckedPlanner, CheckedSavePlanner
 from phalanx.snapshot.dcp.reader import PhalanxReader
 from phalanx.snapshot.dcp.saving import Saving, flight
 from phalanx.snapshot.dcp.session import session_at
@@ -34,16 +38,17 @@ def save(
     """Saves `state_dict` as the checkpoint of `step` below `url`; it exists at return.
 
     state_dict: as for `dcp.save`: tensors, DTensors, nested dicts and lists, modules, optimizers, numbers, texts.
-    step: greater than that of the checkpoint that the program began from. process_group: ranks that save together, all
-    by default. deadline_s: for a rank's upload, and for the commit. Raises PhalanxError where something of this cannot
-    be saved (nothing exists then), OutsideError where storage or another rank fails, and first what a background save
-    failed with that nobody has seen.
+    step: an int, or an integer of numpy's; greater than that of the checkpoint that the program began from.
+    process_group: ranks that save together, all by default. deadline_s: for a rank's upload, and for the commit. Raises
+    PhalanxError where something of this cannot be saved (nothing exists then), OutsideError where storage or another
+    rank fails, and first what a background save failed with that nobody has seen.
     """
-    writer = PhalanxWriter(url, step, settings=settings, deadline_s=deadline_s)
+    require_dict(state_dict)
+    writer = PhalanxWriter(url, step_of(step), settings=settings, deadline_s=deadline_s)
     group = own_group("save", process_group, deadline_s)
     flight.finish(group)
     with told_plainly():
-        state_dict_saver.save(state_dict, storage_writer=writer, process_group=group)
+        state_dict_saver.save(state_dict, storage_writer=writer, planner=CheckedSavePlanner(), process_group=group)
     assert writer.ref is not None, "it was written"
     return writer.ref
 
@@ -61,12 +66,16 @@ def async_save(
 
     Waits for the background save before it, and raises its failure unless `Saving.result` has.
     """
-    writer = PhalanxWriter(url, step, settings=settings, deadline_s=deadline_s)
+    require_dict(state_dict)
+    writer_step = step_of(step)
+    writer = _HelpersWriter(url, writer_step, settings=settings, deadline_s=deadline_s)
     group = own_group("save", process_group, deadline_s)
     flight.finish(group)
-    future = state_dict_saver.async_save(state_dict, storage_writer=writer, process_group=group)
+    future = state_dict_saver.async_save(
+        state_dict, storage_writer=writer, planner=CheckedSavePlanner(), process_group=group
+    )
     assert isinstance(future, Future), "it was staged at once"
-    saving = Saving(step, writer, future)
+    saving = Saving(writer_step, writer, future)
     flight.begin(saving)
     return saving
 
@@ -83,17 +92,20 @@ def load(
 ) -> CheckpointRef:
     """Fills `state_dict` in place from the checkpoint of `step`, the newest if None, whatever layout wrote it.
 
-    Of what the checkpoint holds only what lies below the keys of `state_dict` is read. partial: names (as `phalanx
-    checkpoint show` lists them) that may be missing on either side. Raises PhalanxError where there is no such
-    checkpoint, Problems that name everything missing, extra or of another type or shape before anything is read, and
-    DamagedCheckpoint, naming object and tensor, where a byte is not what was saved; don't go on with the state then.
+    Of what the checkpoint holds only what lies below the keys of `state_dict` is read. partial: a list of names
+    (as `phalanx checkpoint show` lists them) that may be missing on either side. Raises PhalanxError where there is no
+    such checkpoint, Problems that name everything missing, extra or of another type or shape before anything is read,
+    and DamagedCheckpoint, naming object and tensor, where a byte is not what was saved; don't go on with the state
+    then.
     """
+    require_dict(state_dict)
+    names = names_of("partial", partial)
     reader = _HelpersReader(url, step, settings=settings)
     group = own_group("load", process_group, deadline_s)
     try:
         with told_plainly():
             state_dict_loader.load(
-                state_dict, storage_reader=reader, planner=CheckedPlanner(partial), process_group=group
+                state_dict, storage_reader=reader, planner=CheckedPlanner(names), process_group=group
             )
     except DamagedCheckpoint as error:
         _note_older(error, url, settings)
@@ -106,6 +118,26 @@ def latest_step(url: str, *, settings: StorageSettings | None = None) -> int | N
     """The step of the newest checkpoint below `url`; None where there is none."""
     live = session_at(url, settings).lineage.checkpoints()
     return max(live).step if live else None
+
+
+class _HelpersWriter(PhalanxWriter):
+    """What cannot be saved is not staged either: staging it would fail on this rank alone, so it is raised with the
+    plan, where all ranks hear it.
+    """
+
+    _failure: PhalanxError | None = None
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        try:
+            require_storable(state_dict)
+        except PhalanxError as error:
+            self._failure, state_dict = error, {}
+        return super().stage(state_dict)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        if self._failure is not None:
+            raise self._failure
+        return super().prepare_local_plan(plan)
 
 
 class _HelpersReader(PhalanxReader):

@@ -1,7 +1,7 @@
-"""The load planner of `load`: says everything that does not fit at once, and lets nothing be left out unsaid.
+"""The planners of `save` and `load`: they say everything that does not fit at once, and let nothing be left out unsaid.
 
-torch's own names the first missing key only, converts types silently, and drops what the checkpoint has of an object
-that the program's lacks (the state of an optimizer that has not stepped yet).
+torch's own for loads names the first missing key only, converts types silently, and drops what the checkpoint has of an
+object that the program's lacks (the state of an optimizer that has not stepped yet).
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import STORAGE_TYPES, TensorStorageMetadata
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import STORAGE_TYPES, Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from phalanx.core.errors import PhalanxError, Problems
+from phalanx.snapshot.dcp.given import require_fillable, require_storable
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,30 @@ class _Asked:
     tops: tuple[str, ...]
 
 
+class CheckedSavePlanner(DefaultSavePlanner):
+    """torch's own, after a look at what is saved."""
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], storage_meta: StorageMeta | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Raises Problems that name everything that no checkpoint can hold, and names that stand for two values."""
+        require_storable(state_dict)
+        super().set_up_planner(state_dict, storage_meta, is_coordinator)
+
+
 class CheckedPlanner(DefaultLoadPlanner):
     """partial: names that may be missing on either side."""
 
     def __init__(self, partial: Collection[str]) -> None:
         super().__init__(allow_partial_load=True)
         self._partial = frozenset(partial)
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        """Raises Problems that name every tensor that nothing can be read into, and names that stand for two values."""
+        require_fillable(state_dict)
+        super().set_up_planner(state_dict, metadata, is_coordinator)
 
     def create_local_plan(self) -> LoadPlan:
         """Raises Problems that name every value that is missing in the checkpoint, or differs in kind, type, shape."""

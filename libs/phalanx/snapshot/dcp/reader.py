@@ -34,8 +34,9 @@ from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject, ObjectRef, keys
 from phalanx.lineage.leases import leased
 from phalanx.objects import ObjectMissing, ObjectStore, StorageSettings
+from phalanx.snapshot.arguments import step_of
 from phalanx.snapshot.dcp.session import Session, session_at
-from phalanx.snapshot.dcp.steps import step_of
+from phalanx.snapshot.dcp.steps import step_named
 from phalanx.snapshot.dcp.values import SUFFIX, NamePath, Values, decode
 from phalanx.snapshot.errors import DamagedCheckpoint
 from phalanx.snapshot.fetch import Wanted, fetch
@@ -74,7 +75,7 @@ class PhalanxReader(StorageReader):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """Another load begins; `checkpoint_id` is its step."""
         if checkpoint_id is not None:
-            self._step = step_of(checkpoint_id)
+            self._step = step_named(checkpoint_id)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:

@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import os
 
-from phalanx.core.errors import PhalanxError
-
-_MOST_DIGITS = 8  # of a number in a key
+from phalanx.snapshot.arguments import step_of
 
 
-def step_of(value: int | str | os.PathLike[str]) -> int:
-    """`value` (a whole number, or its digits as text) as a step; PhalanxError for anything else."""
-    text = str(value)
-    if isinstance(value, bool) or not text.isdecimal() or len(text.lstrip("0")) > _MOST_DIGITS:
-        raise PhalanxError(
-            "step",
-            value=value,
-            expected="a whole number of up to 8 digits",
-            remedy="count optimizer steps; the place of the checkpoints is the url",
-        )
-    return int(text)
+def step_named(checkpoint_id: str | int | os.PathLike[str]) -> int:
+    """The step that a `checkpoint_id` names, which torch's callers give as text: its digits; PhalanxError for anything
+    else.
+    """
+    text = str(checkpoint_id)
+    is_number = not isinstance(checkpoint_id, bool | int) and text.isdecimal()
+    return step_of(int(text) if is_number and len(text.lstrip("0")) <= 8 else checkpoint_id)

@@ -26,10 +26,12 @@ from phalanx.core.digest import digest_of
 from phalanx.core.errors import OutsideError, PhalanxError, Problems
 from phalanx.lineage import CheckpointRef, LoaderState, Manifest, ObjectRef, journal_digest
 from phalanx.objects import StorageSettings
+from phalanx.snapshot.arguments import step_of
 from phalanx.snapshot.commit import commit
+from phalanx.snapshot.dcp.given import refused_layout, refused_type, tensor_problem
 from phalanx.snapshot.dcp.line import Hold
 from phalanx.snapshot.dcp.session import IDENTITY_DIGEST, session_at
-from phalanx.snapshot.dcp.steps import step_of
+from phalanx.snapshot.dcp.steps import step_named
 from phalanx.snapshot.dcp.upload import Source, Upload
 from phalanx.snapshot.dcp.values import NamePath, Values, encode
 from phalanx.snapshot.dtypes import DTYPES
@@ -101,7 +103,7 @@ class PhalanxWriter(StorageWriter, AsyncStager):
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
         """A new save begins, in this thread; `checkpoint_id` is its step."""
         if checkpoint_id is not None:
-            self._step, self._made = step_of(checkpoint_id), None
+            self._step, self._made = step_named(checkpoint_id), None
         self._enter()
 
     @classmethod
@@ -146,9 +148,10 @@ class PhalanxWriter(StorageWriter, AsyncStager):
         self._session.line.wait_for_those_before(running.turn, 2 * self._deadline_s)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is. Raises Problems that name every tensor of a type that a checkpoint cannot hold."""
-        tensors = [(item.index.fqn, item.tensor_data.properties.dtype) for item in plan.items if item.tensor_data]
-        problems = [_dtype_refused(name, dtype) for name, dtype in tensors if _name(dtype) not in DTYPES]
+        """The plan as it is. Raises Problems that name every tensor of a type or layout that no checkpoint can hold."""
+        tensors = [(item.index.fqn, item.tensor_data.properties) for item in plan.items if item.tensor_data]
+        problems = [refused_type(name, found.dtype) for name, found in tensors if _name(found.dtype) not in DTYPES]
+        problems += [refused_layout(name, found.layout) for name, found in tensors if found.layout != torch.strided]
         if problems:
             raise Problems("state dict", problems)
         return plan
@@ -279,8 +282,10 @@ def _source(item: WriteItem, planner: SavePlanner) -> Source:
     data, tensor = item.tensor_data, planner.resolve_data(item)
     assert data is not None and isinstance(tensor, torch.Tensor), item
     box = Box(tuple(data.chunk.offsets), tuple(data.chunk.sizes))
+    if (problem := tensor_problem(item.index.fqn, tensor)) is not None:
+        raise problem
     if _name(tensor.dtype) not in DTYPES:
-        raise _dtype_refused(item.index.fqn, tensor.dtype)
+        raise refused_type(item.index.fqn, tensor.dtype)
     if tuple(tensor.shape) != box.shape:
         raise PhalanxError(
             item.index.fqn,
@@ -302,12 +307,3 @@ def _is_stored(box: OwnedBox) -> bool:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _dtype_refused(name: str, dtype: torch.dtype) -> PhalanxError:
-    return PhalanxError(
-        name,
-        value=_name(dtype),
-        expected=f"a tensor of one of the types {', '.join(DTYPES)}",
-        remedy="convert it, or save a view of its bytes: tensor.view(torch.uint8)",
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -143,7 +142,7 @@ def test_door_load_of_one_key_reads_that_alone(tmp_path: Path) -> None:
 
 
 def test_door_load_where_there_is_no_checkpoint_says_so(tmp_path: Path) -> None:
-    with pytest.raises(PhalanxError, match="committed checkpoint"):
+    with pytest.raises(PhalanxError, match=f"at {url_of(tmp_path)}: expected a job with a committed checkpoint"):
         load(some_state(), url_of(tmp_path))
 
 
@@ -204,12 +203,6 @@ def test_save_of_a_type_that_the_format_lacks_names_the_tensor(tmp_path: Path) -
     with pytest.raises(Problems, match=r"model\.phase is 'complex64'"):
         save({"model": {"phase": torch.zeros(2, dtype=torch.complex64)}}, url_of(tmp_path), step=1)
     assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("step", [-1, 1.5, "two", True, 10**9])
-def test_save_of_a_step_that_is_none_is_refused(tmp_path: Path, step: Any) -> None:
-    with pytest.raises(PhalanxError, match="whole number"):
-        PhalanxWriter(url_of(tmp_path), step)
 
 
 def test_save_without_collectives_is_refused(tmp_path: Path) -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from dcp_kit import start_again, url_of
 
 from phalanx.core.digest import sha256
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import Attempt, CheckpointRef, Lineage
 from phalanx.objects import open_store
-from phalanx.snapshot.dcp import load, save
+from phalanx.snapshot.dcp import PhalanxWriter, load, save
 from phalanx.snapshot.dcp.session import Session
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -131,3 +132,11 @@ def test_job_of_phalanx_run_is_no_place_for_a_foreign_program(tmp_path: Path) ->
     Lineage(open_store(url)).create_job(request_id="r", spec={}, identity={}, identity_digest=sha256(b""))
     with pytest.raises(PhalanxError, match="a job of `phalanx run`"):
         save(state(), url, step=1)
+
+
+def test_step_whose_save_failed_in_the_writing_is_saved_by_a_new_attempt(tmp_path: Path) -> None:
+    url, ones = url_of(tmp_path), torch.ones(3)
+    save({"x": ones}, url, step=1)
+    with pytest.raises(dcp.CheckpointException):
+        dcp.save({"x": ones, "bad": object()}, storage_writer=PhalanxWriter(url, 5))
+    assert save({"x": ones}, url, step=5) == CheckpointRef(2, 5)
