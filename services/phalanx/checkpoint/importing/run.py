@@ -31,6 +31,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, Lineage
 from phalanx.models.args import DecoderArgs
 from phalanx.objects import ObjectMissing, ObjectStore
+from phalanx.snapshot.arguments import step_of
 from phalanx.snapshot.commit import commit
 from phalanx.snapshot.fork import IMPORT_ATTEMPT, imported
 from phalanx.spec import Job
@@ -79,6 +80,11 @@ class Import:
     """
 
     def __init__(self, job: Job, url: str, options: Options = Options()) -> None:
+        step_of(options.step)
+        if not url.strip():
+            raise PhalanxError(
+                "SOURCE", value=url, expected="a folder or its URL", remedy="name what is to be imported"
+            )
         args = _decoder(job)
         self._job, self._options = job, options
         self.source = open_source(job, url)

@@ -194,3 +194,19 @@ def test_shards_of_torchs_own_safetensors_writer_are_joined(tmp_path: Path, job:
         save_file(part, folder / f"shard-{shard + 1:05d}-model-00001-of-00001.safetensors", metadata)
     Import(job, str(folder)).run()
     assert_equal(load(job_store(job).url), foreign.tensors(with_optimizer=False))
+
+
+@pytest.mark.parametrize("step", [-1, 100_000_000, 99_999_999_999])
+def test_import_at_a_step_that_no_key_can_hold_writes_nothing(
+    tmp_path: Path, job: Job, foreign: Foreign, step: int
+) -> None:
+    folder = write_hugging_face(tmp_path / "hf", foreign)
+    with pytest.raises(PhalanxError, match=rf"step is {step}: expected a whole number of up to 8 digits"):
+        Import(job, str(folder), Options(step=step))
+    assert list(job_store(job).list("")) == []
+    assert Import(job, str(folder), Options(step=99_999_999)).run().step == 99_999_999
+
+
+def test_import_from_an_empty_path_is_none_from_the_current_folder(job: Job) -> None:
+    with pytest.raises(PhalanxError, match="SOURCE is '': expected a folder or its URL"):
+        Import(job, "")
