@@ -123,7 +123,8 @@ def _taken_over(head: Head, pid: int, descriptor: int) -> Held:
     path = Path(f"/proc/{pid}/fd/{descriptor}")
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        if os.fstat(file).st_size == head.num_bytes and str(path.readlink()).startswith("/memfd:"):
+        own = Path(f"/proc/self/fd/{file}")  # of what was opened, also when the rank is gone by now
+        if os.fstat(file).st_size == head.num_bytes and str(own.readlink()).startswith("/memfd:"):
             return mapped(head, file)
         os.close(file)
     except OSError as error:
