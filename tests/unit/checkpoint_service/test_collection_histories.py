@@ -18,7 +18,7 @@ from phalanx.checkpoint.collection import Collector
 from phalanx.checkpoint.facts import Policy
 from phalanx.checkpoint.looking import Looker
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, keys, leases, live_chain
+from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, keys, live_chain
 from phalanx.lineage.damage import report_damage
 from phalanx.lineage.lease_book import EXPIRY_S
 from phalanx.lineage.leases import Lease, leased
@@ -27,17 +27,7 @@ from phalanx.objects import open_store
 from phalanx.snapshot import IncompleteCheckpoint
 from phalanx.snapshot.commit import commit
 
-
-@pytest.fixture(autouse=True, scope="module")
-def no_patience():
-    """A removal stands still here while a reader begins, so that waits for nothing; and no time passes by itself."""
-    with pytest.MonkeyPatch.context() as patched:
-        for name, seconds in (("PATIENCE_S", 0.0), ("MARK_RENEW_S", 3600.0), ("MARK_EXPIRY_S", 7200.0)):
-            patched.setattr(leases, name, seconds)
-        yield
-
-
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("no_patience")]
 GRACE_S = 10.0
 
 

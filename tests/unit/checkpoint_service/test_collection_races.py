@@ -21,7 +21,7 @@ from phalanx.checkpoint.jobs import HostedJob
 from phalanx.checkpoint.looking import Looker
 from phalanx.checkpoint.store import Database
 from phalanx.core.errors import PhalanxError
-from phalanx.lineage import CheckpointRef, Lineage, keys, leases
+from phalanx.lineage import CheckpointRef, Lineage, keys
 from phalanx.lineage.lease_book import EXPIRY_S
 from phalanx.lineage.leases import Lease, leased
 from phalanx.lineage.registry import JobName
@@ -31,16 +31,7 @@ from phalanx.objects.faults import Fault, FaultyStore, delay, number_is, on
 GRACE_S, PATIENCE_S = 50.0, 60.0  # a grace below the expiry of a lease: a reader that lives need not renew in it
 POLICY = Policy(keep_latest=1, keep_best=1, best_by="validation_loss", healthy_steps=4)
 NAME = JobName("p", "j")
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def no_patience():
-    """A removal stands still here while a reader begins, so that waits for nothing; and no time passes by itself."""
-    with pytest.MonkeyPatch.context() as patched:
-        for name, seconds in (("PATIENCE_S", 0.0), ("MARK_RENEW_S", 3600.0), ("MARK_EXPIRY_S", 7200.0)):
-            patched.setattr(leases, name, seconds)
-        yield
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("no_patience")]
 
 
 class Clock:
