@@ -2,8 +2,9 @@
 
 Forward: 2 for each weight that a token meets in a matrix product (all active ones but norms and the embedding, which is
 looked up; a tied table still counts as head), and for attention 4 h hd S in each layer: scores and weighted values over
-S keys. Backward is twice the forward (PaLM, arXiv 2204.02311, appendix B: 6 N + 12 L H Q T). Causal attention, counted
-once, meets (S + 1) / 2 keys on average; which of the two a published MFU used differs, so both are given.
+S keys (a sliding window meets fewer). Backward is twice the forward (PaLM, arXiv 2204.02311, appendix B:
+6 N + 12 L H Q T). Causal attention, counted once, meets (S + 1) / 2 keys on average; which of the two a published MFU
+used differs, so both are given.
 """
 
 from __future__ import annotations
@@ -42,7 +43,15 @@ def token_flops(model: ModelShape, seq_len: int, *, causal: bool, recompute: boo
     counts = count_parameters(model)
     head = model.vocab_size * model.dim
     layers = counts.active - counts.embedding - counts.head - counts.norms
-    keys = (seq_len + 1) / 2 if causal else float(seq_len)
-    in_layers = 2.0 * layers + 4.0 * model.n_layers * model.n_heads * model.head_dim * keys
+    keys = model.mean_keys(seq_len, causal=causal)
+    in_layers = 2.0 * layers + 2.0 * model.n_layers * (model.score_width + model.value_width) * keys
     forward = in_layers + 2.0 * head
     return TokenFlops(forward, 2 * forward, in_layers if recompute else 0.0)
+
+
+def training_days(parameters: float, tokens: float, gpus: int, flops_per_gpu: float, *, recompute: bool) -> float:
+    """Days to train on `tokens`, by the rule of thumb 8 T P / (n X) with full recompute and 6 T P / (n X) without.
+
+    flops_per_gpu: operations a second that one GPU reaches. Narayanan et al. 2021, arXiv 2104.04473, section 5.1.
+    """
+    return (8 if recompute else 6) * tokens * parameters / (gpus * flops_per_gpu) / 86_400

@@ -1,8 +1,10 @@
 """Exact parameter counts: of the whole model by part, and of one rank by its place in the layout.
 
 The decoder: token embedding [V, d]; in each layer two norms [d], wq [h hd, d], wk and wv [kv hd, d], wo [d, h hd], and
-SwiGLU w1, w3 [f, d], w2 [d, f], or a router [E, d] with E such SwiGLUs and shared ones; a final norm [d]; an output
-head [V, d] unless it is tied.
+SwiGLU w1, w3 [f, d], w2 [d, f] (without the gate w1 and w2), or a router [E, d] with E such and shared ones; a final
+norm [d]; an output head [V, d] unless it is tied. With biases and a table of positions this is GPT-3's
+12 l d^2 (1 + 13 / (12 d) + (V + s) / (12 l d)) (Narayanan et al. 2021, arXiv 2104.04473, equation 2). Latent attention:
+DeepSeek-V2, arXiv 2405.04434, section 2.1.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from phalanx.spec.layout import Layout
 
 @dataclass(frozen=True, slots=True)
 class ParameterCounts:
-    """Parameters by part. active_experts: those of the routed experts that one token passes."""
+    """Parameters by part. norms: with the biases. active_experts: those of the routed experts that one token passes."""
 
     embedding: int
     attention: int
@@ -39,7 +41,7 @@ class ParameterCounts:
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """Parameters of one layer. ffn: the dense or shared SwiGLU; experts: all routed ones."""
+    """Parameters of one layer. ffn: the dense or shared one; experts: all routed ones; norms: with the biases."""
 
     attention: int
     ffn: int
@@ -48,36 +50,61 @@ class LayerCounts:
     norms: int
 
 
-def layer_counts(model: ModelShape) -> LayerCounts:
-    """Parameters of one layer, by part."""
-    heads = 2 * model.n_heads + 2 * model.n_kv_heads
-    dense_width = model.num_shared_experts * model.expert_ffn_dim if model.num_experts else model.ffn_dim
+def layer_counts(model: ModelShape, *, dense: bool = False) -> LayerCounts:
+    """Parameters of one layer, by part. dense: of one of the layers before the experts."""
+    has_experts = model.num_experts > 0 and not dense
+    width = model.num_shared_experts * model.expert_ffn_dim if has_experts else model.ffn_dim
+    norms = 2 * model.dim
+    if model.latent:
+        norms += model.latent.query_rank + model.latent.kv_rank
+    if model.biases:
+        # Two LayerNorms, and the outputs of query, key, value, their projection and the feed-forward's two products.
+        norms += 4 * model.dim + model.head_dim * (model.n_heads + 2 * model.n_kv_heads) + width
     return LayerCounts(
-        attention=model.dim * model.head_dim * heads,
-        ffn=3 * model.dim * dense_width,
-        router=model.num_experts * model.dim,
-        experts=model.num_experts * expert_count(model),
-        norms=2 * model.dim,
+        attention=_attention(model),
+        ffn=num_ffn_products(model) * model.dim * width,
+        router=model.num_experts * model.dim if has_experts else 0,
+        experts=model.num_experts * expert_count(model) if has_experts else 0,
+        norms=norms,
     )
+
+
+def _attention(model: ModelShape) -> int:
+    latent = model.latent
+    if latent is None:
+        return model.dim * model.head_dim * (2 * model.n_heads + 2 * model.n_kv_heads)
+    from_input = model.dim if latent.query_rank == 0 else latent.query_rank
+    queries = model.dim * latent.query_rank + from_input * model.score_width
+    narrow = model.dim * (latent.kv_rank + latent.rotary_dim)
+    wide = latent.kv_rank * model.n_heads * (latent.plain_dim + latent.value_dim)
+    return queries + narrow + wide + model.value_width * model.dim
+
+
+def num_ffn_products(model: ModelShape) -> int:
+    """Matrix products of a feed-forward part: 3 with a gate, else 2."""
+    return 3 if model.gated_ffn else 2
 
 
 def expert_count(model: ModelShape) -> int:
     """Parameters of one routed expert."""
-    return 3 * model.dim * model.expert_ffn_dim
+    return num_ffn_products(model) * model.dim * model.expert_ffn_dim
 
 
 def count_parameters(model: ModelShape) -> ParameterCounts:
     """Parameters of the whole model, by part."""
-    layer, layers = layer_counts(model), model.n_layers
+    num_experts = model.num_expert_layers
+    num_dense = model.n_layers - num_experts
+    dense, expert = layer_counts(model, dense=True), layer_counts(model)
     table = model.vocab_size * model.dim
+    final_norm = (1 + model.biases) * model.dim
     return ParameterCounts(
-        embedding=table,
-        attention=layers * layer.attention,
-        ffn=layers * layer.ffn,
-        router=layers * layer.router,
-        experts=layers * layer.experts,
-        active_experts=layers * model.top_k * expert_count(model),
-        norms=layers * layer.norms + model.dim,
+        embedding=table + model.max_positions * model.dim,
+        attention=model.n_layers * expert.attention,
+        ffn=num_dense * dense.ffn + num_experts * expert.ffn,
+        router=num_experts * expert.router,
+        experts=num_experts * expert.experts,
+        active_experts=num_experts * model.top_k * expert_count(model),
+        norms=num_dense * dense.norms + num_experts * expert.norms + final_norm,
         head=0 if model.tie_embeddings else table,
     )
 
@@ -87,8 +114,8 @@ class RankParameters:
     """Parameters of one rank before they are sharded over dp_shard.
 
     split: its part of what tensor parallelism cuts. whole: what every tp rank holds (norms, router). experts: its part
-    of the routed experts. largest_block: of its biggest layer alone, without the experts; largest_experts: of that
-    layer's experts.
+    of the routed experts. block: of its biggest layer alone, without the experts; block_experts: of that layer's
+    experts.
     """
 
     split: int
@@ -110,24 +137,30 @@ class RankParameters:
 
 
 def rank_parameters(
-    model: ModelShape, layout: Layout, num_layers: int, *, is_first: bool, is_last: bool
+    model: ModelShape, layout: Layout, num_layers: int, *, is_first: bool, is_last: bool, num_dense: int | None = None
 ) -> RankParameters:
     """Parameters of a rank that holds `num_layers` layers, and the embedding (is_first) or final norm and head
     (is_last).
 
-    Over all pp, tp and ep ranks `split` and `experts` sum to their totals, `whole` once for each tp rank.
+    num_dense: how many of its layers come before the experts; None: as many as can be, on the first rank. Over all pp,
+    tp and ep ranks `split` and `experts` sum to their totals, `whole` once for each tp rank.
     """
-    layer, tp = layer_counts(model), layout.tp
+    if num_dense is None:
+        num_dense = min(model.num_dense_layers, num_layers) if is_first and model.num_experts else 0
+    layer, first, tp = layer_counts(model), layer_counts(model, dense=True), layout.tp
     table = model.vocab_size * model.dim
     num_tables = int(is_first) + int(is_last and not (model.tie_embeddings and is_first))
     block_split, block_whole = (layer.attention + layer.ffn) // tp, layer.norms + layer.router
+    first_split, first_whole = (first.attention + first.ffn) // tp, first.norms
     block_experts = layer.experts // (tp * layout.ep)
-    final_norm = model.dim if is_last else 0
+    num_rest = num_layers - num_dense
+    final_norm = (1 + model.biases) * model.dim if is_last else 0
+    positions = model.max_positions * model.dim if is_first else 0
     return RankParameters(
-        split=num_layers * block_split + num_tables * table // tp,
-        whole=num_layers * block_whole + final_norm,
-        experts=num_layers * block_experts,
+        split=num_rest * block_split + num_dense * first_split + num_tables * table // tp,
+        whole=num_rest * block_whole + num_dense * first_whole + final_norm + positions,
+        experts=num_rest * block_experts,
         block=block_split + block_whole,
         block_experts=block_experts,
-        ends=num_tables * table // tp + final_norm,
+        ends=num_tables * table // tp + final_norm + positions,
     )

@@ -7,9 +7,29 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
+class LatentAttention:
+    """Queries, keys and values from narrow latents (DeepSeek-V2, arXiv 2405.04434, section 2.1), widths in elements.
+
+    query_rank 0: queries straight from the input. A head's query and key have plain_dim + rotary_dim elements, its
+    value value_dim; the rotary part of the key is shared by all heads.
+    """
+
+    query_rank: int
+    kv_rank: int
+    plain_dim: int
+    rotary_dim: int
+    value_dim: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelShape:
-    """A decoder with RMSNorm, grouped queries and SwiGLU. num_experts = 0: dense, of width ffn_dim; else every layer is
-    experts."""
+    """A decoder with grouped queries. num_experts = 0: dense, of width ffn_dim; else every layer after the first
+    `num_dense_layers` is experts.
+
+    head_width: of one head, where it is not dim / n_heads. gated_ffn: SwiGLU with three products, else two.
+    window: keys that a token meets at most, in every `window_every`-th layer; 0: all. biases: LayerNorm and biased
+    products, as in GPT-3, else RMSNorm and none. max_positions: rows of a learned table of positions.
+    """
 
     dim: int
     n_layers: int
@@ -22,16 +42,55 @@ class ModelShape:
     top_k: int = 0
     expert_ffn_dim: int = 0
     num_shared_experts: int = 0
+    head_width: int | None = None
+    gated_ffn: bool = True
+    num_dense_layers: int = 0
+    latent: LatentAttention | None = None
+    window: int = 0
+    window_every: int = 1
+    biases: bool = False
+    max_positions: int = 0
 
     @property
     def head_dim(self) -> int:
         """Width of one head."""
-        return self.dim // self.n_heads
+        return self.head_width or self.dim // self.n_heads
+
+    @property
+    def score_width(self) -> int:
+        """Elements of all heads' queries, which the scores are summed over."""
+        return self.n_heads * (self.latent.plain_dim + self.latent.rotary_dim if self.latent else self.head_dim)
+
+    @property
+    def value_width(self) -> int:
+        """Elements of all heads' values, so of what attention puts out."""
+        return self.n_heads * (self.latent.value_dim if self.latent else self.head_dim)
+
+    @property
+    def num_expert_layers(self) -> int:
+        """Layers whose feed-forward part is experts."""
+        return self.n_layers - self.num_dense_layers if self.num_experts else 0
+
+    def mean_keys(self, seq_len: int, *, causal: bool) -> float:
+        """Keys that a token meets, mean over the tokens of a window and over the layers."""
+        everywhere = (seq_len + 1) / 2 if causal else float(seq_len)
+        if not self.window or self.window >= seq_len:
+            return everywhere
+        # The first tokens meet fewer than the window holds.
+        inside = self.window - (self.window * (self.window - 1) / 2 / seq_len if causal else 0.0)
+        return everywhere + (inside - everywhere) / self.window_every
 
 
 @dataclass(frozen=True, slots=True)
 class RunShape:
-    """How a model is trained, as far as memory depends on it. param_bytes: of one weight in forward and backward."""
+    """How a model is trained, as far as memory and time depend on it.
+
+    zero: 0 (nothing sharded) to 3. schedule: of the pipeline, as pipeline_order names them. recompute: the inside of
+    every layer; recompute_attention: only the attention's scores and their neighbours. param_bytes: of one weight in
+    forward and backward; reduce_bytes: of one gradient on the wire. precision: of the matrix products, as compute names
+    them. sequence_parallel: norms and residuals cut over tp. offloaded: share of the optimizer state, 0 to 1, that
+    lies in the host's memory.
+    """
 
     seq_len: int
     global_batch_size: int
@@ -43,3 +102,7 @@ class RunShape:
     document_mask: bool = True
     param_bytes: int = 2
     reduce_bytes: int = 4
+    recompute_attention: bool = False
+    sequence_parallel: bool = True
+    precision: str = "bf16"
+    offloaded: float = 0.0
