@@ -1,0 +1,99 @@
+"""Prices and power of GPUs: a file with a date and an origin for each figure, and the user's own over it."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from phalanx.core.errors import PhalanxError
+
+_DEFAULT_FILE = "prices.toml"
+
+
+class GpuPrice(BaseModel):
+    """One kind of GPU. usd_per_hour: lowest and highest for one GPU. watts: of one GPU under load."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    usd_per_hour: tuple[float, float]
+    watts: float = Field(gt=0)
+    as_of: str = Field(min_length=4)
+    origin: str = Field(min_length=1)
+
+    @property
+    def middle(self) -> float:
+        """US dollars an hour between the two."""
+        return sum(self.usd_per_hour) / 2
+
+
+class Site(BaseModel):
+    """What a data centre adds. host_watts_per_gpu_watt: hosts and network. pue: all power by that of the machines."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host_watts_per_gpu_watt: float = Field(ge=0)
+    pue: float = Field(ge=1)
+
+
+class Prices(BaseModel):
+    """A price file."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    site: Site
+    gpu: dict[str, GpuPrice]
+
+    def of(self, kind: str) -> GpuPrice:
+        """The price of a kind by its name (H100, H100-80, ...). Raises PhalanxError where the file has none."""
+        short = kind.upper().split("-")[0]
+        if short not in self.gpu:
+            raise PhalanxError(
+                "prices",
+                value=kind,
+                expected=f"a kind that has a price: {', '.join(self.gpu)}",
+                remedy=f"give one in a file of your own: [gpu.{short}] usd_per_hour, watts, as_of, origin",
+            )
+        return self.gpu[short]
+
+
+def load_prices(path: Path | None = None) -> Prices:
+    """The package's prices, with those of a TOML or JSON file over them where one is given.
+
+    Raises PhalanxError for a file that can't be read, has unknown keys or figures that can't be.
+    """
+    default = tomllib.loads(files("phalanx.planner").joinpath(_DEFAULT_FILE).read_text())
+    given = {} if path is None else _read(path)
+    try:
+        site = {**default["site"], **given.pop("site", {})}
+        kinds = {name.upper(): price for name, price in given.pop("gpu", {}).items()}
+        return Prices.model_validate({"site": site, "gpu": {**default["gpu"], **kinds}, **given})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise PhalanxError(
+            f"{path}: {'.'.join(map(str, first['loc']))}",
+            value=first["input"],
+            expected=first["msg"],
+            remedy="correct the price file",
+        ) from error
+    except (AttributeError, TypeError) as error:
+        raise PhalanxError(
+            str(path), expected="tables [site] and [gpu.KIND]", remedy="correct the price file"
+        ) from error
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text()
+        read: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise PhalanxError(
+            str(path), expected="a readable TOML or JSON price file", remedy=f"correct it: {error}"
+        ) from error
+    if not isinstance(read, dict):
+        raise PhalanxError(str(path), expected="tables [site] and [gpu.KIND]", remedy="correct the price file")
+    return read
