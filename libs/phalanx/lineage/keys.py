@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import re
 
+from phalanx.core.numbering import LARGEST, MOST_DIGITS
 from phalanx.lineage.values import CheckpointRef, RecordsName
 
 JOB = "job.json"
 ATTEMPTS = "attempts/"
 JOURNAL = "journal/"
 LEASES = "leases/"
+CODE = "code/"
 
 _ATTEMPT = re.compile(r"attempts/([0-9]{8})\.json")
 _ENTRY = re.compile(r"journal/a([0-9]{8})/([0-9]{8})\.json")
 _CHECKPOINT = re.compile(r"a([0-9]{8})/s([0-9]{8})/.+")
 _MANIFEST = re.compile(r"a([0-9]{8})/s([0-9]{8})/manifest\.json")
+_WRITER = re.compile(r"a([0-9]{8})/s([0-9]{8})/(?:objects/([0-9]{8})-[0-9]{8}\.safetensors|parts/([0-9]{8})\.json)")
 _RETIRED = re.compile(r"a([0-9]{8})/s([0-9]{8})/retired\.json")
 _LEASE = re.compile(r"leases/a([0-9]{8})/s([0-9]{8})/([a-z]+-[0-9a-f]{32})/([0-9]{8})\.json")
 _RECORDS = re.compile(r"a([0-9]{8})/records/s([0-9]{8})-s([0-9]{8})-r([0-9]{8})\.safetensors")
@@ -24,9 +27,14 @@ def number(value: int) -> str:
     """`value` as it stands in keys: 8 digits. Raises ValueError outside 0 .. 99,999,999, where keys would no longer
     sort.
     """
-    if not 0 <= value <= 99_999_999:
-        raise ValueError(f"{value} does not fit a key's 8 digits")
-    return f"{value:08d}"
+    if not 0 <= value <= LARGEST:
+        raise ValueError(f"{value} does not fit a key's {MOST_DIGITS} digits")
+    return f"{value:0{MOST_DIGITS}d}"
+
+
+def code(digest: str) -> str:
+    """`code/<digits>.tar`: packed code of the user's own, named by its own digest."""
+    return f"{CODE}{digest.rpartition(':')[2]}.tar"
 
 
 def attempt(attempt: int) -> str:
@@ -151,6 +159,12 @@ def objects(ref: CheckpointRef) -> str:
 def tensors(ref: CheckpointRef, writer: str, index: int) -> str:
     """`a<A>/s<step>/objects/<rank>-<n>.safetensors`: tensor data; `writer` is the rank, padded."""
     return f"{objects(ref)}{writer}-{number(index)}.safetensors"
+
+
+def writer(key: str) -> tuple[CheckpointRef, int] | None:
+    """The checkpoint, and the rank whose tensors or part the key names; None for any other key."""
+    match = _WRITER.fullmatch(key)
+    return (CheckpointRef(int(match[1]), int(match[2])), int(match[3] or match[4])) if match else None
 
 
 def leases_of(ref: CheckpointRef) -> str:

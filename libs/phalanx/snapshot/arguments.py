@@ -6,18 +6,23 @@ from collections.abc import Iterable
 from numbers import Integral
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.numbering import LARGEST, MOST_DIGITS
 
-_MOST_DIGITS = 8  # of a number in a key
 
-
-def step_of(value: object) -> int:
-    """`value`, an int or an integer of numpy's, as a step; PhalanxError for anything else, texts and bools too."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) < 10**_MOST_DIGITS:
+def step_of(
+    value: object,
+    where: str = "step",
+    remedy: str = "count optimizer steps; the place of the checkpoints is the url",
+) -> int:
+    """`value`, an int or an integer of numpy's, as a step; PhalanxError for anything else, texts and bools too, which
+    calls it `where` and offers `remedy`.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or not 0 <= int(value) <= LARGEST:
         raise PhalanxError(
-            "step",
+            where,
             value=str(value) if value is None else value,
-            expected=f"a whole number of up to {_MOST_DIGITS} digits",
-            remedy="count optimizer steps; the place of the checkpoints is the url",
+            expected=f"a whole number of up to {MOST_DIGITS} digits",
+            remedy=remedy,
         )
     return int(value)
 

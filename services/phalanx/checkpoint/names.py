@@ -6,10 +6,11 @@ import re
 from dataclasses import dataclass
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.numbering import MOST_DIGITS, numbered
 from phalanx.lineage import CheckpointRef
 from phalanx.lineage.registry import JobName
 
-_REF = re.compile(r"a([0-9]{1,8})-s([0-9]{1,8})")
+_REF = re.compile(r"a([0-9]+)-s([0-9]+)")
 LATEST = "latest"
 
 
@@ -30,14 +31,12 @@ def parse_selector(text: str, where: str = "selector") -> Selector:
     """What `latest`, a step or `a<A>-s<step>` selects; PhalanxError for any other text."""
     if text == LATEST:
         return Selector()
-    if text.isascii() and text.isdigit() and len(text) <= 8:
-        return Selector(step=int(text))
     match = _REF.fullmatch(text)
-    if match is None or not int(match[1]):
-        raise PhalanxError(
-            where, value=text, expected="`latest`, a step, or a<attempt>-s<step>", remedy="list the checkpoints"
-        )
-    return Selector(ref=CheckpointRef(int(match[1]), int(match[2])))
+    attempt, step = (numbered(match[1]), numbered(match[2])) if match else (None, numbered(text))
+    if step is None or (match and not attempt):
+        expected = f"`latest`, a step, or a<attempt>-s<step>, each number of up to {MOST_DIGITS} digits"
+        raise PhalanxError(where, value=text, expected=expected, remedy="list the checkpoints")
+    return Selector(step=step) if attempt is None else Selector(ref=CheckpointRef(attempt, step))
 
 
 def ref_text(ref: CheckpointRef) -> str:

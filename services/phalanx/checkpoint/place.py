@@ -10,6 +10,7 @@ from typing import Final
 from phalanx.checkpoint.jobs import policy_of
 from phalanx.checkpoint.retention import Policy
 from phalanx.core.errors import PhalanxError
+from phalanx.core.numbering import MOST_DIGITS, numbered
 from phalanx.lineage import CheckpointRef, Lineage, keys
 from phalanx.lineage.registry import JobName
 from phalanx.objects import ObjectMissing, ObjectStore, open_store
@@ -17,7 +18,6 @@ from phalanx.snapshot.load import live_checkpoint
 from phalanx.spec import Job, load_job, parse_job
 from phalanx.trainer.places import job_store, store_at
 
-_MOST_DIGITS: Final = 8
 _LIST: Final = "`phalanx checkpoint ls --all` lists what there is"
 
 
@@ -37,12 +37,14 @@ class JobPlace:
         """The checkpoint that `text` names: a step or `latest` a live one, ATTEMPT/STEP any that is committed. where:
         what the text is called in the PhalanxError for any other.
         """
-        attempt, slash, step = text.partition("/")
-        if not slash and (text == "latest" or _is_number(text)):
-            return live_checkpoint(self.lineage, None if text == "latest" else int(text))
-        if not (_is_number(attempt) and int(attempt) and _is_number(step)):
-            raise PhalanxError(where, value=text, expected="STEP, ATTEMPT/STEP or `latest`", remedy=_LIST)
-        ref = CheckpointRef(int(attempt), int(step))
+        before, slash, after = text.rpartition("/")
+        attempt, step = numbered(before), numbered(after)
+        if not slash and (text == "latest" or step is not None):
+            return live_checkpoint(self.lineage, step)
+        if not attempt or step is None:
+            expected = f"STEP, ATTEMPT/STEP or `latest`, each number of up to {MOST_DIGITS} digits"
+            raise PhalanxError(where, value=text, expected=expected, remedy=_LIST)
+        ref = CheckpointRef(attempt, step)
         try:
             self.store.info(keys.manifest(ref))
         except ObjectMissing as error:
@@ -100,7 +102,3 @@ def find_job(job: str, overrides: Sequence[str] = ()) -> JobPlace:
             remedy="name its job file, or the URL of its root: .../projects/PROJECT/jobs/NAME",
         )
     return place
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS

@@ -14,6 +14,7 @@ from phalanx.checkpoint.collection import Removal, Report
 from phalanx.checkpoint.names import checkpoint_name
 from phalanx.checkpoint.retention import Decision
 from phalanx.core.errors import PhalanxError
+from phalanx.core.numbering import LARGEST
 from phalanx.lineage import CheckpointRef, Manifest
 from phalanx.lineage.registry import JobName
 from phalanx.snapshot.draft_message import draft_of
@@ -25,7 +26,6 @@ STATES = {
     State.DAMAGED: pb.CHECKPOINT_STATE_DAMAGED,
     State.OPEN: pb.CHECKPOINT_STATE_OPEN,
 }
-_LARGEST = 99_999_999
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +45,11 @@ def to_ref(ref: CheckpointRef) -> pb.CheckpointRef:
 
 def from_ref(message: pb.CheckpointRef) -> CheckpointRef:
     """From a message of a caller; raises PhalanxError for numbers that no checkpoint has."""
-    if not (1 <= message.attempt <= _LARGEST and 0 <= message.step <= _LARGEST):
+    if not (1 <= message.attempt <= LARGEST and 0 <= message.step <= LARGEST):
         raise PhalanxError(
             "ref",
             value=f"attempt {message.attempt} step {message.step}",
-            expected=f"an attempt from 1 and a step from 0, up to {_LARGEST}",
+            expected=f"an attempt from 1 and a step from 0, up to {LARGEST}",
             remedy="name the checkpoint that was written",
         )
     return CheckpointRef(message.attempt, message.step)
@@ -58,7 +58,7 @@ def from_ref(message: pb.CheckpointRef) -> CheckpointRef:
 def from_draft(message: pb.ManifestDraft) -> Manifest:
     """The draft of a manifest; its parts and records come from storage."""
     from_ref(message.ref)
-    if not 1 <= message.world_size <= _LARGEST:
+    if not 1 <= message.world_size <= LARGEST:
         raise PhalanxError(
             "draft.world_size", value=message.world_size, expected="at least 1 rank", remedy="name the world's size"
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from phalanx.core.digest import digest_of
 from phalanx.core.errors import PhalanxError
+from phalanx.core.numbering import numbered
 from phalanx.lineage import DamagedObject
 from phalanx.lineage.documents import decode_document, encode_document
 
@@ -195,7 +196,7 @@ def reference_of(text: str) -> tuple[str, int | None]:
     """Dataset and version of `NAME@VERSION`, or of `NAME` (no version); raises PhalanxError."""
     name, at, number = text.partition("@")
     check_name(name)
-    if at and not (number.isdecimal() and 0 < int(number) < 10**8):
+    if at and not numbered(number):
         raise PhalanxError(
             "version", value=text, expected="NAME@VERSION with a number from 1", remedy="`phalanx data catalog NAME`"
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.numbering import MOST_DIGITS, numbered
 from phalanx.lineage import CheckpointRef, Lineage
 from phalanx.lineage.events import EventType, JobState
 from phalanx.lineage.leases import leased
@@ -25,7 +26,7 @@ from phalanx.train.states import ON_NODES, RESUMABLE, Intent, Job, begin, state_
 from phalanx.trainer.places import job_store
 from phalanx.trainer.promise import warnings_of
 
-_SELECTOR = re.compile(r"a(\d{1,8})-s(\d{1,8})")
+_SELECTOR = re.compile(r"a([0-9]+)-s([0-9]+)")
 _MAX_REQUEST_ID = 200
 
 
@@ -227,16 +228,14 @@ def resolve(lineage: Lineage, selector: str) -> CheckpointRef:
     """The checkpoint that `latest`, a step or `a<A>-s<step>` names. Raises NotFound."""
     live = lineage.checkpoints()
     match = _SELECTOR.fullmatch(selector)
+    attempt, step = (numbered(match[1]), numbered(match[2])) if match else (None, numbered(selector))
     if selector in ("", "latest"):
         found = live[-1:]
-    elif selector.isascii() and selector.isdigit():
-        found = tuple(ref for ref in live if ref.step == int(selector))
-    elif match:
-        found = tuple(ref for ref in live if ref == CheckpointRef(int(match[1]), int(match[2])))
+    elif step is None or (match and attempt is None):
+        expected = f"latest, a step, or a<attempt>-s<step>, each number of up to {MOST_DIGITS} digits"
+        raise PhalanxError("checkpoint", value=selector, expected=expected, remedy="correct it")
     else:
-        raise PhalanxError(
-            "checkpoint", value=selector, expected="latest, a step, or a<attempt>-s<step>", remedy="correct it"
-        )
+        found = tuple(ref for ref in live if ref.step == step and attempt in (None, ref.attempt))
     if not found:
         there = ", ".join(f"a{ref.attempt}-s{ref.step}" for ref in live[-10:]) or "none"
         raise NotFound(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from phalanx.core.numbering import numbered
 from phalanx.snapshot.arguments import step_of
 
 
@@ -12,5 +13,5 @@ def step_named(checkpoint_id: str | int | os.PathLike[str]) -> int:
     else.
     """
     text = str(checkpoint_id)
-    is_number = not isinstance(checkpoint_id, bool | int) and text.isdecimal()
-    return step_of(int(text) if is_number and len(text.lstrip("0")) <= 8 else checkpoint_id)
+    number = None if isinstance(checkpoint_id, bool | int) else numbered(text.lstrip("0") or text[:1])
+    return step_of(checkpoint_id if number is None else number)

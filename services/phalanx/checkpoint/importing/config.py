@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from phalanx.checkpoint.importing.source import Source
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import PhalanxError, Problems
 from phalanx.models.args import DecoderArgs
 from phalanx.models.hugging_face import config_from_hugging_face
 
@@ -20,12 +20,9 @@ def config_problems(source: Source, args: DecoderArgs) -> list[PhalanxError]:
         )
         return [missing]
     try:
-        theirs = config_from_hugging_face(source.config)
-    except PhalanxError as error:
-        return [error]
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        wrong = PhalanxError(f"{source.url}/config.json", value=str(error), expected="a Llama's", remedy="correct it")
-        return [wrong]
+        theirs = config_from_hugging_face(source.config, f"{source.url}/config.json")
+    except Problems as error:
+        return list(error.problems)
     names: list[str] = list(DecoderArgs.__dataclass_fields__)
     pairs: list[tuple[str, Any, Any]] = [(name, getattr(theirs, name), getattr(args, name)) for name in names]
     return [

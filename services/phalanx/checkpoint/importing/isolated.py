@@ -35,9 +35,16 @@ LIMITS = Limits()
 
 
 def unpickled(
-    where: str, kind: Literal["metadata", "tensors", "numbers"], pickles: Sequence[bytes], limits: Limits = LIMITS
+    where: str,
+    kind: Literal["metadata", "tensors", "numbers"],
+    pickles: Sequence[bytes],
+    limits: Limits = LIMITS,
+    *,
+    names: Sequence[str] = (),
+    remedy: str = _REMEDY,
 ) -> list[dict[str, Any]]:
-    """What each pickle says, as plain values; see `unpickle.py`. where: names them in errors.
+    """What each pickle says, as plain values; see `unpickle.py`. where: names them all in errors, names: each of them,
+    remedy: is what the error of one says.
 
     Raises PhalanxError for pickles that hold anything else than torch writes there, and past a limit.
     """
@@ -56,7 +63,9 @@ def unpickled(
         raise _refused(where, f"a pickle whose reader ended with {code}", "one that is read within the limits")
     found = json.loads(answer)
     if "refused" in found:
-        raise _refused(where, f"a pickle that {found['refused']}", f"a pickle with what torch writes as {kind} alone")
+        one = names[found["number"]] if names else where
+        expected = f"a pickle with what torch writes as {kind} alone"
+        raise _refused(one, f"a pickle that {found['refused']}", expected, remedy)
     rows: list[dict[str, Any]] = found["found"]
     return rows
 
@@ -77,5 +86,5 @@ def _run(where: str, kind: str, stdin: int, stdout: int, limits: Limits) -> int:
             process.kill()
 
 
-def _refused(where: str, value: str, expected: str) -> PhalanxError:
-    return PhalanxError(where, value=value, expected=f"{expected}; nothing of it was run", remedy=_REMEDY)
+def _refused(where: str, value: str, expected: str, remedy: str = _REMEDY) -> PhalanxError:
+    return PhalanxError(where, value=value, expected=f"{expected}; nothing of it was run", remedy=remedy)

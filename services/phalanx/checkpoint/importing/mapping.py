@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from phalanx.checkpoint.importing.config import config_problems
+from phalanx.checkpoint.importing.listing import MOST_LISTED, lacking, listed, pattern_of, titled
 from phalanx.checkpoint.importing.parameters import (
+    BEGIN_ANEW,
     HEADS,
     MOMENTS,
+    STATE,
     Meaning,
+    is_counter,
     is_optimizer,
     is_setting,
     meaning_of,
@@ -77,12 +81,12 @@ def planned(
             PhalanxError(
                 source.url,
                 expected="the state of an optimizer (optimizer.state.<parameter>.exp_avg, exp_avg_sq, step)",
-                remedy="import it with --without-optimizer: AdamW then begins anew",
+                remedy=BEGIN_ANEW,
             )
         )
         with_optimizer = False
     parts = ("model", *MOMENTS) if with_optimizer else ("model",)
-    problems += [problem for part in parts for problem in found.missing(shapes, part)]
+    problems += found.missing(shapes, with_optimizer=with_optimizer)
     problems += found.mismatches(shapes)
     if problems:
         raise Problems(source.url, problems)
@@ -116,7 +120,9 @@ class _Found:
             self.problems.append(
                 PhalanxError("--leave-out", value=name, expected="a name of the source", remedy="see --dry-run")
             )
-        unknown = [name for name in source.others if not is_setting(name)]
+        unused_counters = [] if with_optimizer else [name for name in source.others if is_counter(name)]
+        self._unused += unused_counters
+        unknown = [name for name in source.others if not is_setting(name) and name not in set(unused_counters)]
         for name, tensor in source.tensors.items():
             meaning = meaning_of(name, known)
             if name in leave_out or is_setting(name) or (is_optimizer(name) and not with_optimizer):
@@ -134,7 +140,10 @@ class _Found:
             else:
                 self.counters[meaning.parameter] = name
         self._unused += [name for name in unknown if name in leave_out]
-        self.problems += [_unknown(name) for name in sorted(unknown) if name not in leave_out]
+        others: dict[str, list[str]] = {}
+        for name in sorted(name for name in unknown if name not in leave_out):
+            others.setdefault(pattern_of(name), []).append(name)
+        self.problems += map(_unknown, others.values())
 
     def _take(self, meaning: Meaning, tensor: SourceTensor) -> None:
         key = (meaning.parameter, meaning.part)
@@ -150,36 +159,58 @@ class _Found:
         self.by_meaning[key] = tensor
         self.hugging_face.add(meaning.hugging_face)
 
-    def missing(self, shapes: Mapping[str, tuple[int, ...]], part: str) -> Iterator[PhalanxError]:
-        for name in shapes:
-            wanted = (part,) if part == "model" else (part, "step")
-            for each in wanted:
-                if (name, each) in self.by_meaning or (each == "step" and name in self.counters):
-                    continue
-                if each != "step" or part == MOMENTS[0]:
-                    yield PhalanxError(
-                        name if each == "model" else f"{name} {each}",
-                        expected="a tensor for it in the source",
-                        remedy="import from a folder that has it, or correct the job's [model]",
-                    )
+    def missing(self, shapes: Mapping[str, tuple[int, ...]], *, with_optimizer: bool) -> Iterator[PhalanxError]:
+        """What the source has no tensor for: a line of weights, a line of the optimizer's state."""
+        weights = {name: ("model",) for name in shapes if (name, "model") not in self.by_meaning}
+        if weights:
+            named = lacking(weights, ("model",), shapes)
+            yield PhalanxError(
+                named[0] if len(named) == 1 else "weights",
+                expected="a tensor for it in the source"
+                if len(weights) == 1
+                else f"a tensor for each in the source, which has none for {len(weights)} of {len(shapes)}: "
+                f"{listed(named)}",
+                remedy="import from a folder that has all, or correct the job's [model]",
+            )
+        state = {name: tuple(part for part in STATE if not self._has(name, part)) for name in shapes}
+        num_lacking = sum(map(len, state.values()))
+        if num_lacking and with_optimizer:
+            yield PhalanxError(
+                "optimizer state",
+                expected=f"{', '.join(STATE)} of each parameter in the source, which lacks {num_lacking} of "
+                f"{len(STATE) * len(shapes)}: {listed(lacking(state, STATE, shapes))}",
+                remedy=f"import from a folder that has all, or {BEGIN_ANEW}",
+            )
+
+    def _has(self, name: str, part: str) -> bool:
+        return (name, part) in self.by_meaning or (part == "step" and name in self.counters)
 
     def mismatches(self, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[PhalanxError]:
+        """Tensors of another shape or type than the decoder's, those of one pattern in one line."""
+        shaped: dict[tuple[str, str, str], list[str]] = {}
+        typed: dict[tuple[str, str], list[str]] = {}
         for (name, part), tensor in self.by_meaning.items():
             shape = () if part == "step" else shapes.get(name, tensor.shape)
             if tensor.shape != shape:
-                yield PhalanxError(
-                    tensor.name,
-                    value=f"{tensor.dtype} {list(tensor.shape)}",
-                    expected=f"the shape {list(shape)} of {name}, by the job's [model]",
-                    remedy="correct [model.args], or import another source",
-                )
+                value = f"{tensor.dtype} {list(tensor.shape)}"
+                key = value, f"the shape {list(shape)} of {pattern_of(name)}", pattern_of(tensor.name)
+                shaped.setdefault(key, []).append(tensor.name)
             if part != "step" and tensor.dtype not in _FLOATS:
-                yield PhalanxError(
-                    tensor.name,
-                    value=tensor.dtype,
-                    expected=f"one of {', '.join(_FLOATS)}",
-                    remedy="save it in one of these types",
-                )
+                typed.setdefault((tensor.dtype, pattern_of(tensor.name)), []).append(tensor.name)
+        for (value, expected, _), names in shaped.items():
+            yield PhalanxError(
+                titled(names),
+                value=value,
+                expected=f"{expected}, by the job's [model]",
+                remedy="correct [model.args], or import another source",
+            )
+        for (dtype, _), names in typed.items():
+            yield PhalanxError(
+                titled(names),
+                value=dtype,
+                expected=f"one of {', '.join(_FLOATS)}",
+                remedy="save it in one of these types",
+            )
 
     def left_out(self, args: DecoderArgs) -> tuple[str, ...]:
         """Names of the source that the import doesn't use."""
@@ -192,11 +223,14 @@ class _Found:
         return ((head, table),) if args.tie_embeddings and head is not None and table is not None else ()
 
 
-def _unknown(name: str) -> PhalanxError:
+def _unknown(names: Sequence[str]) -> PhalanxError:
+    """What to raise for names of one pattern that mean nothing here."""
+    options = " ".join(f"--leave-out {name}" for name in names[:MOST_LISTED])
+    more = f" and so on, {len(names)} in all" if len(names) > MOST_LISTED else ""
     return PhalanxError(
-        name,
+        titled(names),
         expected="a name of the built-in decoder, as torchtitan, Hugging Face's Llama or Phalanx has it",
-        remedy=f"if the model can do without it: --leave-out {name}",
+        remedy=f"if the model can do without it: {options}{more}",
     )
 
 

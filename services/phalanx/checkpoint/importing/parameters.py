@@ -11,6 +11,8 @@ from phalanx.models.args import DecoderArgs
 from phalanx.models.hugging_face import name_from_hugging_face
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
+STATE: Final = (*MOMENTS, "step")  # of an optimizer, for each parameter
+BEGIN_ANEW: Final = "import it with --without-optimizer: AdamW then begins anew"
 _STATE: Final = re.compile(r"(?:optimizer|optim)\.state\.(.+)\.(\w+)")
 _SETTINGS: Final = re.compile(r"(optimizer|optim)\.param_groups\..+|(lr_scheduler|dataloader|train_state)(\..+)?")
 _TABLES: Final = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|freqs_cis|rope\.cache)")
@@ -62,7 +64,7 @@ def meaning_of(name: str, known: frozenset[str]) -> Meaning | None:
     state = _STATE.fullmatch(name)
     inner, part = (state[1], state[2]) if state is not None else (name, "model")
     found = _parameter(inner, known)
-    if found is None or part not in ("model", "step", *MOMENTS):
+    if found is None or part not in ("model", *STATE):
         return None
     return Meaning(found[0], part, found[1])
 

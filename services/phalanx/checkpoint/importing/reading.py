@@ -5,14 +5,19 @@ that must be the same.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import numpy as np
 
+from phalanx.checkpoint.importing.listing import MOST_LISTED, listed
 from phalanx.checkpoint.importing.mapping import ImportPlan, MappedTensor
-from phalanx.checkpoint.importing.source import Source, read_rows, row_ranges
+from phalanx.checkpoint.importing.parameters import BEGIN_ANEW
+from phalanx.checkpoint.importing.source import Source, SourceTensor, read_rows, row_ranges
 from phalanx.checkpoint.importing.torch_dcp import located
+from phalanx.checkpoint.importing.values import widened
 from phalanx.core.errors import PhalanxError
+from phalanx.core.numbering import LARGEST
 
 _STEP: Final = "train_state.step"
 
@@ -41,16 +46,15 @@ def located_plan(source: Source, plan: ImportPlan) -> ImportPlan:
 
 def num_updates(source: Source, plan: ImportPlan) -> int:
     """How often the optimizer has updated the weights: one number for all parameters, as AdamW here has."""
-    counts = {count: name for name, count in plan.counts.items()}
-    counts |= {float(read_rows(source.store, each, range(1))): each.name for each in plan.steps}
-    if len(counts) > 1 or any(count < 0 or not count.is_integer() for count in counts):
-        raise PhalanxError(
-            f"optimizer of {source.url}",
-            value=", ".join(f"{name}: {count:g}" for count, name in counts.items()),
-            expected="one number of updates for all parameters",
-            remedy="import it with --without-optimizer: AdamW then begins anew",
-        )
-    return int(next(iter(counts), 0))
+    names_of: dict[float, list[str]] = {}
+    for name, count in (*plan.counts.items(), *((each.name, _number(source, each)) for each in plan.steps)):
+        names_of.setdefault(count, []).append(name)
+    wrong = {count: names for count, names in names_of.items() if not _is_count(count)}
+    if wrong:
+        raise _not_updates(source, wrong, f"whole numbers of updates from 0 to {LARGEST:,}")
+    if len(names_of) > 1:
+        raise _not_updates(source, names_of, "one number of updates for all parameters")
+    return int(next(iter(names_of), 0))
 
 
 def source_step(source: Source) -> int | None:
@@ -58,7 +62,27 @@ def source_step(source: Source) -> int | None:
     tensor = source.tensors.get(_STEP)
     if tensor is None or tensor.shape or source.kind != "torch-dcp":
         return None
-    return int(read_rows(source.store, located(source, [_STEP])[_STEP], range(1)))
+    step = _number(source, located(source, [_STEP])[_STEP])
+    return int(step) if _is_count(step) else None
+
+
+def _number(source: Source, tensor: SourceTensor) -> float:
+    """The one element of a tensor."""
+    return float(widened(read_rows(source.store, tensor, range(1)), tensor.dtype))
+
+
+def _is_count(value: float) -> bool:
+    """Whether it is a number of updates or steps that a checkpoint can say."""
+    return 0 <= value <= LARGEST and value.is_integer()  # False of NaN
+
+
+def _not_updates(source: Source, names_of: Mapping[float, Sequence[str]], expected: str) -> PhalanxError:
+    """What to raise for such numbers of updates; the rarest are named first."""
+    rarest = sorted(names_of.items(), key=lambda each: len(each[1]))
+    told = [f"{count:.12g} in {listed(names)}" for count, names in rarest[:MOST_LISTED]]
+    more = len(rarest) - len(told)
+    shown = "; ".join([*told, f"and {more} other values"] if more else told)
+    return PhalanxError(f"optimizer of {source.url}", value=shown, expected=expected, remedy=BEGIN_ANEW)
 
 
 def require_same_values(source: Source, plan: ImportPlan) -> None:

@@ -36,7 +36,7 @@ from phalanx.snapshot.commit import commit
 from phalanx.snapshot.fork import IMPORT_ATTEMPT, imported
 from phalanx.spec import Job
 from phalanx.spec.job import plain
-from phalanx.trainer.code import code_digest
+from phalanx.trainer.code import code_digest, own_code
 from phalanx.trainer.mixing import training_splits
 from phalanx.trainer.places import job_store, store_at
 from phalanx.trainer.preflight import identity_of
@@ -80,14 +80,14 @@ class Import:
     """
 
     def __init__(self, job: Job, url: str, options: Options = Options()) -> None:
-        step_of(options.step)
+        step_of(options.step, "--step", "give the optimizer step at which the job is to begin")
         if not url.strip():
             raise PhalanxError(
                 "SOURCE", value=url, expected="a folder or its URL", remedy="name what is to be imported"
             )
         args = _decoder(job)
         self._job, self._options = job, options
-        self.source = open_source(job, url)
+        self.source = open_source(job, url, counters=options.with_optimizer)
         with_optimizer = options.with_optimizer and self.source.kind == "torch-dcp"
         plan = planned(
             self.source, args, rotary=options.rotary, with_optimizer=with_optimizer, leave_out=options.leave_out
@@ -127,7 +127,7 @@ class Import:
             origin=origin,
         )
         placement = placement_of(self.source, self.plan, origin)
-        code = code_digest(job.model.class_)
+        code = code_digest(*own_code(job))
         attempt = opened_attempt(lineage, store, origin, placement, code, identity_digest)
         ref = CheckpointRef(IMPORT_ATTEMPT, origin.step)
         was_there = imported(lineage, origin)
@@ -154,15 +154,17 @@ class Import:
         )
 
 
-def open_source(job: Job, text: str) -> Source:
-    """The source at a path or URL, reached as the job's `[storage]` says; PhalanxError where it is none."""
+def open_source(job: Job, text: str, *, counters: bool = True) -> Source:
+    """The source at a path or URL, reached as the job's `[storage]` says; PhalanxError where it is none. counters: see
+    `read_torch_dcp`.
+    """
     url = text.rstrip("/") if "://" in text else Path(text).absolute().as_uri()
     store = store_at(job, url)
     try:
         store.info(METADATA)
     except ObjectMissing:
         return read_hugging_face(store, url)
-    return read_torch_dcp(store, url)
+    return read_torch_dcp(store, url, counters=counters)
 
 
 def _decoder(job: Job) -> DecoderArgs:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from phalanx.checkpoint.importing.hugging_face import parsed
 from phalanx.checkpoint.importing.isolated import LIMITS, Limits, unpickled
-from phalanx.checkpoint.importing.parameters import is_counter
+from phalanx.checkpoint.importing.parameters import BEGIN_ANEW, is_counter
 from phalanx.checkpoint.importing.source import Source, SourceBox, SourceTensor, checked, read_bytes, unusable
 from phalanx.checkpoint.importing.zip_records import Item, SavedTensor, saved_pickle, saved_tensor
 from phalanx.core.box import Box
@@ -29,16 +29,17 @@ _BATCH: Final = 4096
 _Places = Mapping[tuple[str, tuple[int, ...]], Item]
 
 
-def read_torch_dcp(store: ObjectStore, url: str, limits: Limits = LIMITS) -> Source:
-    """The tensors of the folder `store`. Raises PhalanxError for metadata that is not torch's, and for boxes that are
-    not where it says.
+def read_torch_dcp(store: ObjectStore, url: str, limits: Limits = LIMITS, *, counters: bool = True) -> Source:
+    """The tensors of the folder `store`. counters: whether to read numbers of updates that are no tensors; False leaves
+    them among the others. Raises PhalanxError for metadata that is not torch's, and for boxes that are not where it
+    says.
     """
     data = read_bytes(store, METADATA)
     (found,) = unpickled(f"{url}/{METADATA}", "metadata", [data], limits)
     listed = {info.key: info.num_bytes for info in store.list()}
     places = _places(url, found["stored"], listed)
     tensors = {row["name"]: _tensor(url, row, places) for row in found["tensors"]}
-    numbers = _numbers(store, url, found, listed, limits)
+    numbers = _numbers(store, url, found, listed, limits) if counters else {}
     config = read_bytes(store, _CONFIG) if _CONFIG in listed else None
     files = {item.key: listed[item.key] for item in places.values()}
     return Source(
@@ -61,7 +62,8 @@ def _numbers(
     items = {row["name"]: _checked_item(url, row, listed) for row in found["stored"] if row["name"] in counters}
     with ThreadPoolExecutor(_READERS) as pool:
         pickles = list(pool.map(lambda item: saved_pickle(store, item), items.values()))
-    rows = unpickled(f"{url}: data.pkl of a number", "numbers", pickles, limits) if pickles else []
+    where, names = f"{url}: data.pkl of a number", [f"{name} of {url}" for name in items]
+    rows = unpickled(where, "numbers", pickles, limits, names=names, remedy=BEGIN_ANEW) if pickles else []
     return {name: float(row["value"]) for name, row in zip(items, rows, strict=True)}
 
 
@@ -76,7 +78,9 @@ def located(source: Source, names: Iterable[str], limits: Limits = LIMITS) -> di
             batch = boxes[first : first + _BATCH]
             saved = list(pool.map(lambda each: saved_tensor(source.store, _item(each[1])), batch))
             pickles = [each.pickle for each in saved]
-            rows = unpickled(f"{source.url}: data.pkl of a tensor", "tensors", pickles, limits)
+            names_of_batch = [f"tensor {tensor.name} of {source.url}" for tensor, _ in batch]
+            where = f"{source.url}: data.pkl of a tensor"
+            rows = unpickled(where, "tensors", pickles, limits, names=names_of_batch)
             for (tensor, box), archive, row in zip(batch, saved, rows, strict=True):
                 start = _values_start(source.url, tensor, box, archive, row)
                 found.setdefault(tensor.name, []).append(SourceBox(box.box, box.key, start))

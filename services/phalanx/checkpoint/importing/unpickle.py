@@ -4,7 +4,8 @@
 
 KIND: `metadata` (one `.metadata` of torch.distributed.checkpoint), `tensors` (the data.pkl of saved tensors) or
 `numbers` (the data.pkl of saved Python numbers). stdin: for each pickle its length (8 bytes, little endian) and its
-bytes. stdout: one JSON object, `{"found": [...]}` or `{"refused": "why"}`. The parent limits the size of stdout
+bytes. stdout: one JSON object, `{"found": [...]}` or `{"refused": "why", "number": n}`, the number of the
+pickle that is. The parent limits the size of stdout
 (RLIMIT_FSIZE) and the time.
 
 A pickle is a program: it names functions, and loading it calls them. Here a name is looked up in a table of the few
@@ -273,14 +274,16 @@ def main(kind: str, memory_bytes: int, cpu_s: int) -> None:
     read = readers[kind]
     data, out = sys.stdin.buffer.read(), sys.stdout
     sys.addaudithook(watch)
+    found: list[dict[str, object]] = []
     try:
-        answer = json.dumps({"found": [read(PlainUnpickler(io.BytesIO(each), kind).load()) for each in pickles(data)]})
+        found.extend(read(PlainUnpickler(io.BytesIO(each), kind).load()) for each in pickles(data))
+        answer = json.dumps({"found": found})
     except Refused as error:
-        answer = json.dumps({"refused": str(error)[:300]})
+        answer = json.dumps({"refused": str(error)[:300], "number": len(found)})
     except MemoryError:
-        answer = json.dumps({"refused": f"needs more than {memory_bytes} bytes of memory"})
+        answer = json.dumps({"refused": f"needs more than {memory_bytes} bytes of memory", "number": len(found)})
     except Exception as error:  # noqa: BLE001  (handed on: the parent raises it)
-        answer = json.dumps({"refused": f"cannot be read: {type(error).__name__}: {error}"[:300]})
+        answer = json.dumps({"refused": f"cannot be read: {type(error).__name__}: {error}"[:300], "number": len(found)})
     out.write(answer)
     out.flush()
 

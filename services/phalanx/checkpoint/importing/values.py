@@ -12,6 +12,7 @@ import numpy as np
 
 from phalanx.checkpoint.importing.mapping import MappedTensor
 from phalanx.checkpoint.importing.source import PIECE_BYTES, read_rows, row_ranges
+from phalanx.core.errors import PhalanxError
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.dtypes import bfloat16_to_float32
 
@@ -39,7 +40,7 @@ def pieces(store: ObjectStore, tensor: MappedTensor, pool: ThreadPoolExecutor) -
 
     def read(rows: range) -> memoryview:
         assert source is not None
-        values = widened(read_rows(store, source, rows), source.dtype)
+        values = finite(widened(read_rows(store, source, rows), source.dtype), source.name, rows)
         return _bytes(values if tensor.head_dim is None else to_halves(values, tensor.head_dim))
 
     yield from _ahead(pool, read, row_ranges(source, tensor.head_dim or 1))
@@ -48,6 +49,19 @@ def pieces(store: ObjectStore, tensor: MappedTensor, pool: ThreadPoolExecutor) -
 def widened(values: np.ndarray, dtype: str) -> np.ndarray:
     """Values of a float type of at most 32 bits as fp32; exact."""
     return bfloat16_to_float32(values) if dtype == "bfloat16" else values.astype(np.float32, copy=False)
+
+
+def finite(values: np.ndarray, name: str, rows: range) -> np.ndarray:
+    """`values` themselves. Raises PhalanxError where one is NaN or infinite: no job could begin with it."""
+    if np.isfinite(values).all():
+        return values
+    raise PhalanxError(
+        name,
+        value=f"{np.count_nonzero(~np.isfinite(values))} values that are NaN or infinite, in rows {rows.start} to "
+        f"{rows.stop - 1}",
+        expected="finite numbers, since a job that begins with others learns nothing",
+        remedy="import an earlier checkpoint of the source",
+    )
 
 
 def to_halves(rows: np.ndarray, head_dim: int) -> np.ndarray:

@@ -78,6 +78,19 @@ def test_import_lists_every_key_in_which_config_json_differs(tmp_path: Path, job
     assert "set model.args.norm_eps=1e-06" in lines[0]
 
 
+def test_import_lists_all_that_is_wrong_with_config_json(tmp_path: Path, job: Job, foreign: Foreign) -> None:
+    folder = write_hugging_face(tmp_path / "hf", foreign, vocab_size=None, hidden_size="x", rope_theta="10000")
+    with pytest.raises(PhalanxError) as caught:
+        Import(job, str(folder))
+    lines = str(caught.value).splitlines()
+    assert [line.split("config.json ")[1].split()[0].strip(":") for line in lines] == [
+        "hidden_size",
+        "vocab_size",
+        "rope_theta",
+    ]
+    assert all(line.endswith("; copy the config.json that belongs to the weights") for line in lines)
+
+
 def test_import_without_config_json_is_refused(tmp_path: Path, job: Job, foreign: Foreign) -> None:
     folder = write_hugging_face(tmp_path / "hf", foreign)
     (folder / "config.json").unlink()
@@ -201,7 +214,9 @@ def test_import_at_a_step_that_no_key_can_hold_writes_nothing(
     tmp_path: Path, job: Job, foreign: Foreign, step: int
 ) -> None:
     folder = write_hugging_face(tmp_path / "hf", foreign)
-    with pytest.raises(PhalanxError, match=rf"step is {step}: expected a whole number of up to 8 digits"):
+    with pytest.raises(
+        PhalanxError, match=rf"^--step is {step}: expected a whole number of up to 8 digits; give the optimizer"
+    ):
         Import(job, str(folder), Options(step=step))
     assert list(job_store(job).list("")) == []
     assert Import(job, str(folder), Options(step=99_999_999)).run().step == 99_999_999

@@ -81,7 +81,34 @@ def test_missing_and_unknown_state_of_the_optimizer_is_named(tmp_path: Path, job
     with pytest.raises(PhalanxError) as caught:
         Import(job, str(write_dcp(tmp_path / "dcp", state)), HALF)
     names = [line.split(":")[0] for line in str(caught.value).splitlines()]
-    assert names == ["optimizer.state.norm.weight.max_exp_avg_sq", "norm.weight step", "norm.weight exp_avg_sq"]
+    assert names == ["optimizer.state.norm.weight.max_exp_avg_sq", "optimizer state"]
+    assert "lacks 2 of 63: norm.weight exp_avg_sq, norm.weight step; " in str(caught.value)
+
+
+def test_missing_state_of_a_layer_is_one_line_that_offers_to_begin_anew(
+    tmp_path: Path, job: Job, foreign: Foreign
+) -> None:
+    """Case 5: not a line for each of its 27 tensors."""
+    state = torchtitan_state(foreign)
+    state["optimizer"] = {key: each for key, each in state["optimizer"].items() if ".layers.1." not in key}
+    with pytest.raises(PhalanxError) as caught:
+        Import(job, str(write_dcp(tmp_path / "dcp", state)), HALF)
+    (line,) = str(caught.value).splitlines()
+    assert (
+        "lacks 27 of 63: layers.1.*; import from a folder that has all, or import it with --without-optimizer" in line
+    )
+
+
+def test_names_of_one_pattern_are_one_line_with_their_number(tmp_path: Path, job: Job, foreign: Foreign) -> None:
+    state = torchtitan_state(foreign)
+    state |= {f"layers.{layer}.attention.bias": torch.zeros(3) for layer in range(5)}
+    state |= {name: torch.zeros(7, 7) for name in foreign.weights if name.endswith("wq.weight")}
+    with pytest.raises(PhalanxError) as caught:
+        Import(job, str(write_dcp(tmp_path / "dcp", state)), HALF)
+    unknown, shaped = str(caught.value).splitlines()
+    assert unknown.startswith("layers.*.attention.bias (5 of them: layers.0.attention.bias, layers.1.")
+    assert "--leave-out layers.2.attention.bias and so on, 5 in all" in unknown
+    assert shaped.startswith("layers.*.attention.wq.weight (2 of them: ") and "is 'float32 [7, 7]'" in shaped
 
 
 @pytest.mark.parametrize("count", [7, 7.0])
@@ -96,8 +123,18 @@ def test_number_of_updates_that_is_no_tensor_is_read(tmp_path: Path, job: Job, f
     assert_equal(load(job_store(job).url), foreign.tensors())
 
 
+WHOLE = r"whole numbers of updates from 0 to 99,999,999.*--without-optimizer"
+
+
 @pytest.mark.parametrize(
-    ("count", "expected"), [(3, "one number of updates"), (-7, "one number"), ("7", "is no number")]
+    ("count", "expected"),
+    [
+        (3, r"'3 in optimizer\.state\.norm\.weight\.step; 7 in .* and 17 more': expected one number of updates"),
+        (-7, rf"'-7 in .*{WHOLE}"),
+        ("7", r"optimizer\.state\.norm\.weight\.step of file.*is no number.*import it with --without-optimizer"),
+        (None, r"optimizer\.state\.norm\.weight\.step of file.*is no number"),
+        (torch.tensor(float("nan")), WHOLE),
+    ],
 )
 def test_number_of_updates_that_is_none_or_another_is_refused(
     tmp_path: Path, job: Job, foreign: Foreign, count: object, expected: str
@@ -107,6 +144,34 @@ def test_number_of_updates_that_is_none_or_another_is_refused(
     folder = write_dcp(tmp_path / "dcp", state)
     with pytest.raises(PhalanxError, match=expected):
         Import(job, str(folder), HALF)
+    assert Import(job, str(folder), Options(rotary="half", with_optimizer=False)).num_updates == 0
+
+
+@pytest.mark.parametrize("count", [-3.5, 2.0**40, float("inf")])
+def test_a_number_of_updates_that_is_none_is_no_better_everywhere(
+    tmp_path: Path, job: Job, foreign: Foreign, count: float
+) -> None:
+    state = torchtitan_state(foreign)
+    state["optimizer"] |= {f"state.{name}.step": torch.tensor(count) for name in foreign.weights}
+    with pytest.raises(PhalanxError, match=rf"{count:.12g} in .*{WHOLE}".replace("+", r"\+")):
+        Import(job, str(write_dcp(tmp_path / "dcp", state)), HALF)
+
+
+def test_a_number_of_updates_in_bfloat16_is_read_as_it_is_meant(tmp_path: Path, job: Job, foreign: Foreign) -> None:
+    state = torchtitan_state(foreign)
+    state["optimizer"]["state.norm.weight.step"] = torch.tensor(7, dtype=torch.bfloat16)
+    assert Import(job, str(write_dcp(tmp_path / "dcp", state)), HALF).num_updates == 7
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_values_that_no_job_can_begin_with_are_named_and_never_committed(
+    tmp_path: Path, job: Job, foreign: Foreign, value: float
+) -> None:
+    state = torchtitan_state(foreign)
+    state["norm.weight"][3] = value
+    with pytest.raises(PhalanxError, match=r"norm\.weight is '1 values that are NaN or infinite"):
+        Import(job, str(write_dcp(tmp_path / "dcp", state)), HALF).run()
+    assert Lineage(job_store(job)).checkpoints() == ()
 
 
 def test_parameters_that_were_updated_unequally_often_are_refused(tmp_path: Path, job: Job, foreign: Foreign) -> None:
