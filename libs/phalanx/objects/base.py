@@ -159,6 +159,12 @@ class ObjectStore(ABC):
         To its end). Raises ObjectMissing; StoreError if it is shorter.
         """
 
+    def read_view(self, key: str, offset: int, length: int, scratch: memoryview) -> memoryview:
+        """As `read`, for who reads much and keeps little: in `scratch`, at least `length` bytes that can be written,
+        where the store can put bytes there at no more cost, else in memory of their own.
+        """
+        return memoryview(self.read(key, offset, length))
+
     @abstractmethod
     def info(self, key: str) -> ObjectInfo:
         """Size of an object. Raises ObjectMissing."""
@@ -239,6 +245,9 @@ class ScopedStore(ObjectStore):
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         return self._store.read(self._full(key), offset, length)
+
+    def read_view(self, key: str, offset: int, length: int, scratch: memoryview) -> memoryview:
+        return self._store.read_view(self._full(key), offset, length, scratch)
 
     def info(self, key: str) -> ObjectInfo:
         return ObjectInfo(key, self._store.info(self._full(key)).num_bytes)

@@ -83,6 +83,18 @@ class FileStore(ObjectStore):
             wanted = check_range(str(path), os.fstat(file).st_size, offset, length)
             return _read_exactly(file, path, offset, wanted)
 
+    def read_view(self, key: str, offset: int, length: int, scratch: memoryview) -> memoryview:
+        path = self._path(key)
+        with _open_object(path, key) as file:
+            wanted = check_range(str(path), os.fstat(file).st_size, offset, length)
+            done = 0
+            while done < wanted:  # one call reads 2 GiB at most, and less on a signal
+                more = os.preadv(file, [scratch[done:wanted]], offset + done)
+                if not more:
+                    raise _shortened(path, offset + done)
+                done += more
+        return scratch[:wanted]
+
     def local_path(self, key: str) -> Path | None:
         return self._path(key)
 
@@ -212,9 +224,13 @@ def _read_exactly(file: int, path: Path, offset: int, length: int) -> bytes:
     while len(data) < length:  # one call returns 2 GiB at most, and less on a signal
         more = os.pread(file, length - len(data), offset + len(data))
         if not more:
-            raise StoreError(f"{path}: ends at byte {offset + len(data)}; it became shorter while it was read")
+            raise _shortened(path, offset + len(data))
         data += more
     return data
+
+
+def _shortened(path: Path, num_bytes: int) -> StoreError:
+    return StoreError(f"{path}: ends at byte {num_bytes}; it became shorter while it was read")
 
 
 def _open_new(temporary: Path) -> int:

@@ -18,17 +18,23 @@ from phalanx.snapshot.parts import StoredBox, StoredObject
 from phalanx.snapshot.plan import Read, chunk_runs, coalesced, needed_chunks
 
 
+def _nowhere() -> None:
+    """Who needs the values has no memory for the whole box in its own order of bytes."""
+
+
 @dataclass(slots=True)
 class Wanted:
     """A stored box, and the boxes inside it (global indices) that somebody needs.
 
     deliver: called once, with the verified values: an array of the stored box's shape whose elements in `boxes` are
-    valid.
+    valid. into: called once before it; where it gives memory, uint8 [bytes of the stored box], verified bytes go
+    straight there, and that is what `deliver` gets.
     """
 
     stored: StoredBox
     boxes: Sequence[Box]
     deliver: Callable[[np.ndarray], None]
+    into: Callable[[], np.ndarray | None] = _nowhere
 
 
 @dataclass(slots=True)
@@ -47,7 +53,7 @@ def fetch(
     """Reads and verifies what `wanted` needs in `num_readers` threads, delivering each box when it is complete. Returns
     bytes read.
 
-    Raises DamagedCheckpoint at the first wrong chunk; boxes delivered until then were verified.
+    Raises DamagedCheckpoint at the first wrong chunk; whatever was put anywhere until then was verified.
     """
     landings: dict[int, Landing] = {}
     runs = []
@@ -56,8 +62,9 @@ def fetch(
         runs += found
         landings[id(item.stored)] = Landing(item, len(found))
     reads = coalesced(runs)
+    scratch = Scratch(max((read.stop - read.start for read in reads), default=0))
     with ThreadPoolExecutor(num_readers) as pool:
-        tasks = [pool.submit(_fetch_one, store, objects[read.key], read, landings) for read in reads]
+        tasks = [pool.submit(_fetch_one, store, objects[read.key], read, landings, scratch) for read in reads]
         try:
             for task in tasks:
                 task.result()
@@ -82,11 +89,33 @@ def read_tensor(store: ObjectStore, index: Index, tensor: StoredTensor) -> np.nd
     return values
 
 
-def read_range(store: ObjectStore, stored: StoredObject, start: int, stop: int) -> bytes:
-    """Bytes [start, stop) of the object's data; DamagedCheckpoint where the object is gone or has another size."""
+class Scratch(threading.local):
+    """Memory of each thread that reads one range after the other: fresh memory costs more than the reading."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self._num_bytes = num_bytes
+        self._memory: memoryview | None = None
+
+    @property
+    def memory(self) -> memoryview:
+        """`num_bytes` that are this thread's own, and hold what it read last."""
+        if self._memory is None:
+            self._memory = np.empty(self._num_bytes, dtype=np.uint8).data
+        return self._memory
+
+
+def read_range(
+    store: ObjectStore, stored: StoredObject, start: int, stop: int, scratch: Scratch | None = None
+) -> memoryview:
+    """Bytes [start, stop) of the object's data, in `scratch` where that is given and the store can put them there;
+    DamagedCheckpoint where the object is gone or has another size.
+    """
+    offset, length = stored.data_start + start, stop - start
     try:
         try:
-            return store.read(stored.key, stored.data_start + start, stop - start)
+            if scratch is not None:
+                return store.read_view(stored.key, offset, length, scratch.memory)
+            return memoryview(store.read(stored.key, offset, length))
         except StoreError as error:
             num_bytes = store.info(stored.key).num_bytes
             if num_bytes == stored.num_bytes:
@@ -104,8 +133,10 @@ def verify_chunk(stored: StoredBox, number: int, data: memoryview) -> None:
         raise DamagedCheckpoint(stored.key, "holds other bytes than were written", tensor=stored.tensor, chunk=number)
 
 
-def _fetch_one(store: ObjectStore, stored_object: StoredObject, read: Read, landings: Mapping[int, Landing]) -> None:
-    data = memoryview(read_range(store, stored_object, read.start, read.stop))
+def _fetch_one(
+    store: ObjectStore, stored_object: StoredObject, read: Read, landings: Mapping[int, Landing], scratch: Scratch
+) -> None:
+    data = read_range(store, stored_object, read.start, read.stop, scratch)
     for run in read.runs:
         stored, size = run.stored, run.stored.chunk_bytes
         piece = data[run.start - read.start : run.stop - read.start]
@@ -119,7 +150,8 @@ def land(landing: Landing, start: int, piece: memoryview) -> None:
     stored = landing.wanted.stored
     with landing.lock:
         if landing.memory is None:
-            landing.memory = np.empty(stored.num_bytes, dtype=np.uint8)
+            given = landing.wanted.into()
+            landing.memory = np.empty(stored.num_bytes, dtype=np.uint8) if given is None else given
         memory = landing.memory
     memory[start : start + len(piece)] = np.frombuffer(piece, dtype=np.uint8)
     with landing.lock:

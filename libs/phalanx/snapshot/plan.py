@@ -74,20 +74,20 @@ def chunk_runs(stored: StoredBox, needed: np.ndarray, read_bytes: int = READ_BYT
 
 def coalesced(runs: Iterable[ChunkRun], read_bytes: int = READ_BYTES, gap_bytes: int = GAP_BYTES) -> list[Read]:
     """Reads that bring all `runs`: neighbours in one object are joined, up to `read_bytes` a read; over gaps of up to
-    `gap_bytes`, where these are less than a 32nd of what was joined before.
+    `gap_bytes`, where all the gaps of a read stay below a 32nd of what it spans.
     """
     reads: list[list[ChunkRun]] = []
+    gaps_bytes = 0
     for run in sorted(runs, key=lambda r: (r.stored.key, r.start)):
         last = reads[-1] if reads else []
-        if (
-            last
-            and last[-1].stored.key == run.stored.key
-            and run.start - last[-1].stop <= min(gap_bytes, (last[-1].stop - last[0].start) // _GAP_SHARE)
-            and run.stop - last[0].start <= read_bytes
-        ):
-            last.append(run)
-        else:
-            reads.append([run])
+        if last and last[-1].stored.key == run.stored.key and run.stop - last[0].start <= read_bytes:
+            gap = max(0, run.start - last[-1].stop)
+            if gap <= gap_bytes and gaps_bytes + gap <= (last[-1].stop - last[0].start) // _GAP_SHARE:
+                last.append(run)
+                gaps_bytes += gap
+                continue
+        reads.append([run])
+        gaps_bytes = 0
     return [Read(group[0].stored.key, group[0].start, max(run.stop for run in group), tuple(group)) for group in reads]
 
 

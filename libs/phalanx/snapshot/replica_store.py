@@ -21,11 +21,18 @@ class ReplicaStore(ObjectStore):
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
         view = self._held.get(key)
+        return self._storage.read(key, offset, length) if view is None else bytes(self._part(key, view, offset, length))
+
+    def read_view(self, key: str, offset: int, length: int, scratch: memoryview) -> memoryview:
+        view = self._held.get(key)
         if view is None:
-            return self._storage.read(key, offset, length)
+            return self._storage.read_view(key, offset, length, scratch)
+        return self._part(key, view, offset, length)
+
+    def _part(self, key: str, view: memoryview, offset: int, length: int | None) -> memoryview:
         wanted = check_range(f"replica {key}", len(view), offset, length)
         self.num_bytes += wanted
-        return bytes(view[offset : offset + wanted])
+        return view[offset : offset + wanted]
 
     def info(self, key: str) -> ObjectInfo:
         view = self._held.get(key)

@@ -16,9 +16,9 @@ from phalanx.lineage import Manifest, keys
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.errors import DamagedCheckpoint
 from phalanx.snapshot.fetch import Wanted, fetch
+from phalanx.snapshot.flat import as_torch, bytes_for
 from phalanx.snapshot.index import Index, StoredTensor
 from phalanx.snapshot.lookup import read_needed
-from phalanx.snapshot.parts import StoredBox
 from phalanx.snapshot.peers import Peers
 from phalanx.snapshot.together import fetch_together
 
@@ -55,7 +55,7 @@ def restore(
     ranks hold together; given, a stored tensor outside them is an error ("extra"). peers: ranks that call this together
     for the same checkpoint, each with its tensors: what they need is read once. Raises Problems that list every
     missing, extra or mismatching tensor before anything is read; DamagedCheckpoint where a byte is not what was written
-    (then some tensors may be filled already, each with verified values: don't train on them).
+    (then some tensors may be filled already, wholly or in part, with verified values: don't train on them).
     """
     boxes = _boxes_of(tensors)
     index = read_needed(store, manifest, boxes)
@@ -128,21 +128,18 @@ def _wanted(manifest: Manifest, index: Index, tensors: Sequence[HeldTensor]) -> 
 
 def _fill(tensor: StoredTensor, number: int, uses: list[tuple[HeldTensor, Box]]) -> Wanted:
     stored = tensor.boxes[number]
+    targets = [(held.local.detach()[held.box.slices_of(common)], common) for held, common in uses]
+    memory = bytes_for(targets[0][0], stored) if len(targets) == 1 else None
+    if memory is not None:
+        return Wanted(stored, [stored.box], lambda values: None, lambda: memory)
 
     def deliver(values: np.ndarray) -> None:
-        source = _as_torch(values, stored)
+        source = as_torch(values, stored)
         with torch.no_grad():
-            for held, common in uses:
-                target = held.local.detach()[held.box.slices_of(common)]
+            for target, common in targets:
                 target.copy_(source[stored.box.slices_of(common)])
 
     return Wanted(stored, [common for _, common in uses], deliver)
-
-
-def _as_torch(values: np.ndarray, stored: StoredBox) -> torch.Tensor:
-    """The same bytes as a tensor; by way of uint8, since numpy has no bfloat16."""
-    raw = torch.from_numpy(values.reshape(-1).view(np.uint8))
-    return raw.view(getattr(torch, stored.dtype)).view(stored.box.shape)
 
 
 def _dtype(held: HeldTensor) -> str:

@@ -113,7 +113,7 @@ def _reading(
 
 def _read(store: ObjectStore, index: Index, read: Read, numbers: Mapping[int, int]) -> Pieces:
     """Verified bytes of each run of the read, by the run's number in its turn."""
-    data = memoryview(read_range(store, index.objects[read.key], read.start, read.stop))
+    data = read_range(store, index.objects[read.key], read.start, read.stop)
     pieces: Pieces = {}
     for run in read.runs:
         piece = pieces[numbers[id(run)]] = data[run.start - read.start : run.stop - read.start]

@@ -214,7 +214,7 @@ def _is_whole(store: ObjectStore, item: StoredObject, box: StoredBox, number: in
     start = box.start + number * box.chunk_bytes
     try:
         data = read_range(store, item, start, min(start + box.chunk_bytes, box.start + box.num_bytes))
-        verify_chunk(box, number, memoryview(data))
+        verify_chunk(box, number, data)
     except DamagedCheckpoint:
         return False
     return True

@@ -36,6 +36,23 @@ def test_read_range_returns_exactly_it(store: ObjectStore, offset: int, length: 
     assert store.read("k", offset, length) == (DATA[offset:] if length is None else DATA[offset : offset + length])
 
 
+@pytest.mark.parametrize("offset, length", [(0, 0), (0, 1), (7, 300), (len(DATA) - 1, 1), (0, len(DATA))])
+def test_read_view_returns_exactly_it_seen_from_below_too(store: ObjectStore, offset: int, length: int) -> None:
+    store.create("folder/k", DATA)
+    for seen, key in (store, "folder/k"), (store.within("folder"), "k"):
+        scratch = bytearray(len(DATA) + 8)
+        assert bytes(seen.read_view(key, offset, length, memoryview(scratch))) == DATA[offset : offset + length]
+        assert not any(scratch[length:]), "nothing is written behind what was asked for"
+
+
+def test_read_view_beyond_the_object_or_of_none_is_an_error(store: ObjectStore) -> None:
+    store.create("k", DATA)
+    with pytest.raises(StoreError):
+        store.read_view("k", 1, len(DATA), memoryview(bytearray(len(DATA))))
+    with pytest.raises(ObjectMissing):
+        store.read_view("nothing", 0, 1, memoryview(bytearray(1)))
+
+
 @pytest.mark.parametrize(
     "offset, length", [(0, len(DATA) + 1), (len(DATA), 1), (len(DATA) + 1, None), (len(DATA) + 1, 0), (-1, 2), (0, -1)]
 )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from saved_job import file_store, open_attempt, same_bits, save, some_tensors, tilings
 from support.meshes import MeshLayout, boxes_of, held_bytes, shapes_of
@@ -79,6 +79,7 @@ def stored_index(shapes: Mapping[str, tuple[int, ...]], layout: MeshLayout, chun
 
 @settings(max_examples=25, deadline=None)
 @given(LAYOUTS, LAYOUTS, st.integers(1, 40), st.integers(1, 40), st.sampled_from([16, 64, 1024]))
+@example(MeshLayout(1, 1, 1, False), MeshLayout(1, 1, 2, False), 8, 32, 16)  # a rank needs every second chunk
 def test_plan_of_any_two_layouts_reads_each_chunk_once_and_gives_it_to_all_who_need_it(
     before: MeshLayout, after: MeshLayout, rows: int, columns: int, chunk_bytes: int
 ) -> None:

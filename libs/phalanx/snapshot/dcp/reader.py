@@ -40,6 +40,7 @@ from phalanx.snapshot.dcp.steps import step_named
 from phalanx.snapshot.dcp.values import SUFFIX, NamePath, Values, decode
 from phalanx.snapshot.errors import DamagedCheckpoint
 from phalanx.snapshot.fetch import Wanted, fetch
+from phalanx.snapshot.flat import as_torch, bytes_for
 from phalanx.snapshot.index import Index, StoredTensor, read_index
 from phalanx.snapshot.load import live_checkpoint
 from phalanx.snapshot.parts import StoredBox, StoredObject
@@ -212,10 +213,11 @@ def _box_number(tensor: StoredTensor, item: ReadItem) -> int:
 
 def _delivery(stored: StoredBox, items: Sequence[ReadItem], planner: LoadPlanner, lock: threading.Lock) -> Wanted:
     boxes = [_box(stored, item) for item in items]
+    if len(items) == 1 and boxes[0] == stored.box:
+        return _Whole(stored, items[0], planner, lock).wanted()
 
     def deliver(values: np.ndarray) -> None:
-        source = torch.from_numpy(values.reshape(-1).view(np.uint8))
-        source = source.view(getattr(torch, stored.dtype)).view(stored.box.shape)
+        source = as_torch(values, stored)
         for item, box in zip(items, boxes, strict=True):
             with lock:  # planners are not made for several threads
                 target = planner.resolve_tensor(item)
@@ -225,6 +227,34 @@ def _delivery(stored: StoredBox, items: Sequence[ReadItem], planner: LoadPlanner
                 planner.commit_tensor(item, target)
 
     return Wanted(stored, boxes, deliver)
+
+
+class _Whole:
+    """The delivery of a whole stored box to one item: straight into its tensor where that holds it as it is stored."""
+
+    def __init__(self, stored: StoredBox, item: ReadItem, planner: LoadPlanner, lock: threading.Lock) -> None:
+        self._stored, self._item, self._planner, self._lock = stored, item, planner, lock
+        self._target: torch.Tensor | None = None
+        self._is_there = False
+
+    def wanted(self) -> Wanted:
+        """What `fetch` is asked for."""
+        return Wanted(self._stored, [self._stored.box], self._deliver, self._into)
+
+    def _into(self) -> np.ndarray | None:
+        with self._lock:
+            self._target = self._planner.resolve_tensor(self._item)
+        memory = bytes_for(self._target, self._stored)
+        self._is_there = memory is not None
+        return memory
+
+    def _deliver(self, values: np.ndarray) -> None:
+        assert self._target is not None, "the box has landed"
+        if not self._is_there:
+            with torch.no_grad():
+                self._target.detach().copy_(as_torch(values, self._stored))
+        with self._lock:
+            self._planner.commit_tensor(self._item, self._target)
 
 
 def _box(stored: StoredBox, item: ReadItem) -> Box:
