@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.pipeline_order import Action, Kind, Order, rank_orders, rank_stages
@@ -143,6 +143,29 @@ def simulate(schedule: str, pp: int, stages_per_rank: int, micro_batches: int, c
         micro_batches,
         tuple(RankRun(rank, tuple(ran[rank]), _held(ran[rank], costs)) for rank in range(pp)),
     )
+
+
+def bubble_left(
+    schedule: str, pp: int, stages_per_rank: int, forward_s: float, input_s: float, weight_s: float
+) -> float:
+    """The part of a plain 1F1B's bubble, (p - 1) (F + I + W), that a schedule leaves with even stages; 1 for 1F1B.
+
+    Simulated over at most four ranks: the bubble of each of these schedules grows as p - 1 (DualPipeV's within a
+    tenth) and not with the micro-batches.
+    """
+    return _bubble_left(schedule, min(pp, 4), stages_per_rank, forward_s, input_s, weight_s)
+
+
+@lru_cache(maxsize=256)
+def _bubble_left(
+    schedule: str, pp: int, stages_per_rank: int, forward_s: float, input_s: float, weight_s: float
+) -> float:
+    if pp == 1:
+        return 0.0
+    micro_batches, work_s = 2 * pp, forward_s + input_s + weight_s
+    each = (seconds / stages_per_rank for seconds in (forward_s, input_s, weight_s))
+    run = simulate(schedule, pp, stages_per_rank, micro_batches, StageCosts.even(pp * stages_per_rank, *each))
+    return (run.makespan_s - micro_batches * work_s) / ((pp - 1) * work_s)
 
 
 class _Simulation:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from phalanx.core.errors import PhalanxError
 from phalanx.planner import stage_passes_in_flight
-from phalanx.planner.pipeline import StageCosts, simulate
+from phalanx.planner.pipeline import StageCosts, bubble_left, simulate
 from phalanx.planner.pipeline_order import SCHEDULES, Kind, rank_stages
 from phalanx.planner.shape import RunShape
 from phalanx.spec import Layout
@@ -54,7 +54,7 @@ def arrivals(action, done, owners, p2p_s):
     ]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(runs())
 def test_every_action_runs_once_as_soon_as_rank_and_inputs_are_free(case):
     pp, per_rank, costs, run = case
@@ -75,7 +75,7 @@ def test_every_action_runs_once_as_soon_as_rank_and_inputs_are_free(case):
     assert len(seen) == 3 * pp * per_rank * run.micro_batches
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(runs())
 def test_makespan_is_at_least_one_micro_batchs_way_and_any_ranks_work(case):
     pp, per_rank, costs, run = case
@@ -93,7 +93,7 @@ def test_makespan_is_at_least_one_micro_batchs_way_and_any_ranks_work(case):
     assert run.bubble_over_ideal == pytest.approx(run.bubble_fraction / (1 - run.bubble_fraction), abs=1e-9)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(runs())
 def test_activations_are_all_given_back_and_never_less_than_none(case):
     _, _, costs, run = case
@@ -146,6 +146,19 @@ def test_bubble_of_even_stages_is_the_papers(schedule, pp, rounds, forward, inpu
             assert 0.8 * formula < bubble < formula
         else:
             assert bubble == pytest.approx(formula)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("forward", "inputs", "weight"), [(1.0, 1.0, 1.0), (1.0, 1.3, 0.7), (1.0, 2.3, 0.7)])
+def test_bubble_left_holds_for_other_ranks_and_numbers_of_micro_batches(schedule, forward, inputs, weight):
+    per_rank = 1 if schedule in ("gpipe", "1f1b") else 2
+    for pp, micro_batches in ((2, 8), (4, 24), (8, 32)):
+        left = bubble_left(schedule, pp, per_rank, forward, inputs, weight)
+        assert 0 < left <= 1
+        costs = StageCosts.even(pp * per_rank, *(each / per_rank for each in (forward, inputs, weight)))
+        run = simulate(schedule, pp, per_rank, micro_batches, costs)
+        plain = (pp - 1) * (forward + inputs + weight)
+        assert run.makespan_s - run.busy_s / pp == pytest.approx(left * plain, rel=0.1)
 
 
 @pytest.mark.parametrize("pp", [2, 4, 8])
