@@ -36,6 +36,7 @@ LOCAL_DEFAULTS: Mapping[str, str] = {
 # Unless an order names an address of this host, all ranks are here and meet on the loopback; a name meant for a
 # cluster's network may not exist here.
 LOCAL_FORCED: Mapping[str, str] = {"GLOO_SOCKET_IFNAME": "lo"}
+READY_DEADLINE_S = 120.0
 START_DEADLINE_S = 60.0
 CLOSE_DEADLINE_S = 5.0
 
@@ -49,13 +50,20 @@ class ForkServer:
     another.
 
     environ: laid over this process's own, LOCAL_DEFAULTS and LOCAL_FORCED. ready_deadline_s: for the imports, counted
-    from the first order. Start it from a thread that outlives it. Its messages go to this process's stderr.
+    from the first order; half of it for a gang's start, where that is more than START_DEADLINE_S. remedy: how a user
+    may lengthen it, said where it passes. Start it from a thread that outlives it. Its messages go to this process's
+    stderr.
     """
 
     def __init__(
-        self, preload: Sequence[str] = (), environ: Mapping[str, str] | None = None, *, ready_deadline_s: float = 120.0
+        self,
+        preload: Sequence[str] = (),
+        environ: Mapping[str, str] | None = None,
+        *,
+        ready_deadline_s: float = READY_DEADLINE_S,
+        remedy: str = "",
     ) -> None:
-        self._preload, self._ready_deadline_s = tuple(preload), ready_deadline_s
+        self._preload, self._ready_deadline_s, self._remedy = tuple(preload), ready_deadline_s, remedy
         self._environ = {**LOCAL_DEFAULTS, **os.environ, **LOCAL_FORCED, **(environ or {})}
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
@@ -175,7 +183,7 @@ class ForkServer:
                     "num_fds": len(fds),
                 }
                 send_order(self._channel, message, fds)
-                answer, *early = self._answer(START_DEADLINE_S)
+                answer, *early = self._answer(max(START_DEADLINE_S, self._ready_deadline_s / 2))
             if answer["event"] != "started":
                 raise OutsideError(f"the fork server could not start a gang: {answer['reason']}")
         except BaseException:
@@ -193,7 +201,8 @@ class ForkServer:
         while True:
             readable, _, _ = select.select([self._channel], [], [], max(0.0, end_s - time.monotonic()))
             if not readable:
-                raise OutsideError(f"the fork server gave no answer within {deadline_s:g} s")
+                remedy = f"; {self._remedy}" if self._remedy else ""
+                raise OutsideError(f"the fork server gave no answer within {deadline_s:g} s{remedy}")
             data, _ = receive(self._channel)
             if not data:
                 code = self._process.wait() if self._process is not None else None

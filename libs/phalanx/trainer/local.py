@@ -12,6 +12,7 @@ from pathlib import Path
 
 from phalanx.core.errors import PhalanxError
 from phalanx.gang import Budget, Event, ForkServer, Gang, GangOrder, GangOutcome, StopSignals, supervise
+from phalanx.gang.fork_server import READY_DEADLINE_S
 from phalanx.lineage import Lineage
 from phalanx.trainer.places import job_store
 from phalanx.trainer.preflight import Prepared, to_arguments
@@ -28,9 +29,12 @@ PRELOAD = (
 )
 
 
-def fork_server() -> ForkServer:
-    """A fork server that has imported all that a rank needs; a context manager."""
-    return ForkServer(PRELOAD)
+def fork_server(init_s: float = 0.0) -> ForkServer:
+    """A fork server that has imported all that a rank needs; a context manager. init_s: the job's deadlines.init_s,
+    which it may take where that is more than its own.
+    """
+    remedy = "free the machine's processors, or wait longer by a greater deadlines.init_s"
+    return ForkServer(PRELOAD, ready_deadline_s=max(READY_DEADLINE_S, init_s), remedy=remedy)
 
 
 def log_folder(prepared: Prepared) -> Path:

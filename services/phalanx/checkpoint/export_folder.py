@@ -133,7 +133,7 @@ class PartFolder:
         if is_same:
             rows = (row for row in found[1:] if row is not None)
             self._whole = {row["file"]: (row["num_bytes"], row["digest"]) for row in rows}
-        if self._out.exists():
+        if os.path.lexists(self._out):  # a link to nowhere too
             self._take_target(is_same)
             return
         if is_same:

@@ -108,10 +108,23 @@ def tokenizer_files(data: bytes, trained_with: TrainedWith, seq_len: int) -> tup
 
 
 def _token(data: bytes, token_id: int) -> str:
-    """The text of a token that the data's manifest promises to exist."""
-    token = Tokenizer.from_str(data.decode()).id_to_token(token_id)
-    assert token is not None, f"the tokenizer has no token {token_id}"
+    """The text of a token that the data's manifest promises to exist; PhalanxError where it does not."""
+    try:
+        token = Tokenizer.from_str(data.decode()).id_to_token(token_id)
+    except Exception as error:  # the library raises nothing narrower
+        raise _no_tokenizer(str(error), "the JSON of a tokenizer, as the tokenizers library writes it") from error
+    if token is None:
+        raise _no_tokenizer(f"a vocabulary without {token_id}", f"one with token {token_id}, which ends a text")
     return str(token)
+
+
+def _no_tokenizer(value: str, expected: str) -> PhalanxError:
+    return PhalanxError(
+        _TOKENIZER,
+        value=value,
+        expected=expected,
+        remedy="prepare the data with a tokenizer.json that opens, or read the weights with phalanx.snapshot.load",
+    )
 
 
 def _trained_with(place: JobPlace, record: JobRecord) -> TrainedWith:

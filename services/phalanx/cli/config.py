@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.output import print_json
+from phalanx.cli.places import given_path
 from phalanx.core.errors import PhalanxError, Problems
 
-JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).", show_default=False)]
+JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).", show_default=False, parser=given_path)]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key; may be given again.", show_default=False),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.places import given_path
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ Context = Annotated[
     Path | None,
     typer.Option(
         "--context",
+        parser=given_path,
         metavar="FILE",
         help="Context of a cluster (default: $PHALANX_CONTEXT, or phalanx-home/client.toml).",
         show_default=False,

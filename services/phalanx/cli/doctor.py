@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.output import print_facts, print_json, print_table
+from phalanx.cli.places import given
 
 if TYPE_CHECKING:
     from phalanx.objects.probe import ProbeReport
@@ -60,9 +61,14 @@ def _version(package: str) -> str | None:
 
 def doctor(
     storage: Annotated[
-        str | None, typer.Option(help="URL of a store to try, with real objects that are removed again.")
+        str | None,
+        typer.Option(
+            metavar="URL", help="URL of a store to try, with real objects that are removed again.", parser=given
+        ),
     ] = None,
-    endpoint: Annotated[str | None, typer.Option(help="S3 endpoint, as in [storage.NAME].")] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="S3 endpoint, as in [storage.NAME].", parser=given)
+    ] = None,
     region: Annotated[str | None, typer.Option(help="S3 region, as in [storage.NAME].")] = None,
     profile: Annotated[str | None, typer.Option(help="AWS profile, as in [storage.NAME].")] = None,
     deadline_s: Annotated[

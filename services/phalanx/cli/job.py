@@ -13,6 +13,7 @@ import typer
 from phalanx.cli.config import AsJson, Overrides, Partial, with_partial
 from phalanx.cli.context import Context, open_client
 from phalanx.cli.output import print_facts, print_json, print_table
+from phalanx.cli.places import given, given_path
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
 
 _group = typer.Typer(no_args_is_help=True, help="Submit, watch, stop and resume jobs of the services.")
 
-Name = Annotated[str, typer.Argument(metavar="JOB", help="NAME, PROJECT/NAME or projects/PROJECT/jobs/NAME.")]
+Name = Annotated[
+    str, typer.Argument(metavar="JOB", help="NAME, PROJECT/NAME or projects/PROJECT/jobs/NAME.", parser=given)
+]
 RequestId = Annotated[str, typer.Option("--request-id", help="Repeat a request under its id: the answer is the same.")]
 Revision = Annotated[
     int, typer.Option("--revision", min=0, help="Only if this is still the job's revision (0: do not check).")
@@ -35,12 +38,17 @@ def register(app: typer.Typer) -> None:
 
 @_group.command("submit")
 def submit(
-    job: Annotated[Path | None, typer.Argument(help="The job file.", show_default=False)] = None,
+    job: Annotated[
+        Path | None, typer.Argument(metavar="[JOB]", help="The job file.", show_default=False, parser=given_path)
+    ] = None,
     overrides: Overrides = None,
     from_: Annotated[
         str | None,
         typer.Option(
-            "--from", metavar="JOB@STEP", help="Start from a checkpoint of another job (`JOB` for its latest)."
+            "--from",
+            metavar="JOB@STEP",
+            parser=given,
+            help="Start from a checkpoint of another job (`JOB` for its latest).",
         ),
     ] = None,
     name: Annotated[str, typer.Option(help="Name of a forked job (default: the other's with a number).")] = "",

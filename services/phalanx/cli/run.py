@@ -11,6 +11,7 @@ import typer
 
 from phalanx.cli.config import Partial, with_partial
 from phalanx.cli.output import print_json
+from phalanx.cli.places import given_path
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    job: Annotated[Path, typer.Argument(help="The job file.")],
+    job: Annotated[Path, typer.Argument(metavar="JOB", help="The job file.", parser=given_path)],
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="SECTION.KEY=VALUE", help="Override a key of the job file.")
     ] = None,
@@ -105,7 +106,7 @@ def _train(
     with (
         RunDisplay(console, job.training.steps, job.job.name) as display,
         Figures(job) as figures,
-        fork_server() as server,
+        fork_server(job.deadlines.init_s) as server,
     ):
 
         def on_event(event: Event) -> None:

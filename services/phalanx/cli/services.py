@@ -12,6 +12,7 @@ import typer
 
 from phalanx.cli.config import AsJson
 from phalanx.cli.output import print_facts, print_json, print_table
+from phalanx.cli.places import given, given_path
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
     from phalanx.home.state import HomeState
 
 HomeFolder = Annotated[
-    str, typer.Option("--home", metavar="DIR", help="Folder of certificates, tokens, configurations, databases, logs.")
+    str,
+    typer.Option(
+        "--home",
+        metavar="DIR",
+        help="Folder of certificates, tokens, configurations, databases, logs.",
+        parser=given,
+    ),
 ]
 _DEFAULT_HOME = "phalanx-home"
 _NOT_UP, _LOST = 1, 1
@@ -44,9 +51,14 @@ def register(app: typer.Typer) -> None:
 def up(
     home: HomeFolder = _DEFAULT_HOME,
     storage: Annotated[
-        str, typer.Option(metavar="URL", help="Root of the cluster's registry (default: a folder in the home).")
-    ] = "",
-    storage_endpoint: Annotated[str, typer.Option(metavar="URL", help="S3 server other than AWS.")] = "",
+        str | None,
+        typer.Option(
+            metavar="URL", help="Root of the cluster's registry (default: a folder in the home).", parser=given
+        ),
+    ] = None,
+    storage_endpoint: Annotated[
+        str | None, typer.Option(metavar="URL", help="S3 server other than AWS.", parser=given)
+    ] = None,
     storage_region: Annotated[str, typer.Option(help="Region of the bucket.")] = "",
     host: Annotated[str, typer.Option(help="Address that the services listen on.")] = "127.0.0.1",
     name: Annotated[
@@ -59,6 +71,7 @@ def up(
         Path | None,
         typer.Option(
             metavar="FILE",
+            parser=given_path,
             help="File (mode 0600) with the page's password; without one the page is on a loopback address.",
         ),
     ] = None,
@@ -95,8 +108,8 @@ def up(
     place = home_of(home)
 
     settings = HomeSettings(
-        storage=absolute_url(storage),
-        storage_settings=StorageSettings(endpoint=storage_endpoint or None, region=storage_region or None),
+        storage=absolute_url(storage or ""),
+        storage_settings=StorageSettings(endpoint=storage_endpoint, region=storage_region or None),
         host=host,
         hosts=tuple(name or ()),
         port_base=port_base,
@@ -195,7 +208,7 @@ def _up_detached(home: Home, wait_s: float, *, as_json: bool) -> int:
     arguments = [each for each in sys.argv[sys.argv.index("up") + 1 :] if each not in ("--detach", "-d", "--json")]
     process = start_detached(home, arguments)
     try:
-        state = wait_ready(home, process, wait_s, lambda _: None)
+        state = wait_ready(home, process, wait_s, lambda _: None, "on a busy machine give more seconds as --wait")
     except BaseException:
         process.terminate()
         process.wait()

@@ -38,9 +38,14 @@ def start_detached(home: Home, arguments: Sequence[str]) -> subprocess.Popen[byt
 
 
 def wait_ready(
-    home: Home, process: subprocess.Popen[bytes] | None, deadline_s: float, on_state: Callable[[HomeState], None]
+    home: Home,
+    process: subprocess.Popen[bytes] | None,
+    deadline_s: float,
+    on_state: Callable[[HomeState], None],
+    remedy: str = "",
 ) -> HomeState:
-    """The state once every process is up. process: the supervisor, where this command started it.
+    """The state once every process is up. process: the supervisor, where this command started it. remedy: how a user
+    may lengthen the deadline, said where it passes.
 
     Raises PhalanxError with the supervisor's own words when it ends with 2, OutsideError when it ends otherwise or the
     deadline passes.
@@ -55,7 +60,8 @@ def wait_ready(
         if process is not None and (code := process.poll()) is not None:
             raise _ended(home, code)
         time.sleep(_PAUSE_S)
-    raise OutsideError(f"the services of {home.folder} are not up within {deadline_s:g} s; see {home.log('up')}")
+    more = f"; {remedy}" if remedy else ""
+    raise OutsideError(f"the services of {home.folder} are not up within {deadline_s:g} s; see {home.log('up')}{more}")
 
 
 @dataclass(frozen=True, slots=True)

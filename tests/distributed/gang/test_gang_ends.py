@@ -187,6 +187,12 @@ def test_gang_debug_rank_talks_to_the_terminal(plain_server, tmp_path):
     assert gang.order.log_path(1).exists() and not gang.order.log_path(0).exists()
 
 
+def test_server_that_is_not_ready_in_time_says_how_to_wait_longer(tmp_path):
+    told = pytest.raises(OutsideError, match=r"no answer within 0 s; set deadlines\.init_s higher")
+    with ForkServer((), ready_deadline_s=0.0, remedy="set deadlines.init_s higher") as server, told:
+        start(server, tmp_path, "echo", 1)
+
+
 def test_server_death_ends_the_ranks_and_is_reported(tmp_path):
     with ForkServer((), {"PYTHONPATH": str(Path(__file__).parent)}) as server:
         gang = start(server, tmp_path / "1", "wait_deaf")

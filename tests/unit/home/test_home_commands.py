@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from phalanx.cli.entry import main
+from phalanx.core.errors import OutsideError
 from phalanx.home import make
+from phalanx.home.detached import wait_ready
 from phalanx.home.layout import Home
 from phalanx.home.make import HomeSettings, make_home
 from phalanx.home.state import held
@@ -205,3 +207,9 @@ def test_grpc_keeps_its_words_in_services(say, tmp_path, monkeypatch):
     monkeypatch.delenv("GRPC_VERBOSITY")
     say(*INIT, "--home", tmp_path / "home")
     assert "GRPC_VERBOSITY" not in os.environ
+
+
+def test_services_that_are_not_up_in_time_say_where_to_look_and_how_to_wait_longer(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    with pytest.raises(OutsideError, match=r"not up within 0 s; see .*up.*; give more seconds as --wait"):
+        wait_ready(home, None, 0.0, lambda _: None, "give more seconds as --wait")

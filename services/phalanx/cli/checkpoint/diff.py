@@ -15,6 +15,7 @@ from phalanx.cli.checkpoint.progress import bytes_done
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
 from phalanx.cli.output import print_json, print_table
+from phalanx.cli.places import given
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.diff import Finding, Side, TensorDiff
@@ -33,7 +34,9 @@ def diff_checkpoints(
     b: Annotated[str, typer.Argument(metavar="B", help="Likewise.")],
     other_job: Annotated[
         str | None,
-        typer.Option("--other-job", metavar="JOB", help="B is a checkpoint of this job.", show_default=False),
+        typer.Option(
+            "--other-job", metavar="JOB", parser=given, help="B is a checkpoint of this job.", show_default=False
+        ),
     ] = None,
     show_all: Annotated[bool, typer.Option("--all", help="List unchanged tensors too.")] = False,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit 1 where anything differs.")] = False,

@@ -17,6 +17,7 @@ from phalanx.cli.checkpoint.progress import bytes_done
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
 from phalanx.cli.output import print_facts, print_json
+from phalanx.cli.places import given_path
 from phalanx.core.errors import OutsideError
 
 
@@ -35,10 +36,16 @@ def register(group: typer.Typer) -> None:
 def export_checkpoint(
     job: Job,
     step: Annotated[str, typer.Argument(metavar="STEP", help=ANY_CHECKPOINT)],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to create.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder to create.", parser=given_path)],
     dtype: Annotated[ExportDtype, typer.Option("--dtype", help="Type of the exported weights.")] = ExportDtype.FLOAT32,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", help="tokenizer.json; by default the one beside the training data.")
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="FILE",
+            help="tokenizer.json; by default the one beside the training data.",
+            parser=given_path,
+        ),
     ] = None,
     context: Context = None,
     as_json: AsJson = False,

@@ -12,6 +12,8 @@ import typer
 from phalanx.cli.checkpoint.progress import bytes_done
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.output import print_facts, print_json, print_table
+from phalanx.cli.places import given
+from phalanx.core.numbering import LARGEST
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.importing.run import Import
@@ -37,18 +39,28 @@ def import_checkpoint(
         str,
         typer.Argument(
             metavar="SOURCE",
+            parser=given,
             help="Folder (path, file:// or s3://) with Hugging Face safetensors, or of torch.distributed.checkpoint.",
         ),
     ],
     job: Annotated[
-        str, typer.Option("--job", metavar="JOB", help="File of the job that begins with it, or URL of the job's root.")
+        str,
+        typer.Option(
+            "--job",
+            metavar="JOB",
+            help="File of the job that begins with it, or URL of the job's root.",
+            parser=given,
+        ),
     ],
     rotary: Annotated[
         RotaryPairs | None,
         typer.Option(help="How the source pairs a head's elements: interleaved (torchtitan, Meta) or half."),
     ] = None,
     step: Annotated[
-        int, typer.Option(min=0, help="Step at which the job begins: where its learning rate's schedule stands.")
+        int,
+        typer.Option(
+            min=0, max=LARGEST, help="Step at which the job begins: where its learning rate's schedule stands."
+        ),
     ] = 0,
     without_optimizer: Annotated[
         bool, typer.Option("--without-optimizer", help="Import weights alone; AdamW begins anew.")

@@ -14,6 +14,7 @@ from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context, open_client
 from phalanx.cli.named import is_submitted
 from phalanx.cli.output import print_json, print_table
+from phalanx.cli.places import given
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.collection import Report
@@ -29,6 +30,7 @@ def prune_checkpoints(
         str,
         typer.Argument(
             metavar="JOB",
+            parser=given,
             help="Name of a submitted job: pruned by the checkpoint service. Job file, or URL of a job's root: pruned "
             "here, straight on storage.",
         ),
@@ -43,7 +45,11 @@ def prune_checkpoints(
     ] = None,
     cluster: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Root of the cluster that the job was submitted to, for its pins and forks."),
+        typer.Option(
+            metavar="URL",
+            help="Root of the cluster that the job was submitted to, for its pins and forks.",
+            parser=given,
+        ),
     ] = None,
     context: Context = None,
     as_json: AsJson = False,

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from phalanx.cli.places import given
 from phalanx.core.errors import PhalanxError
 
 
@@ -51,7 +52,11 @@ def refuse_folder(given: str, wanted: str) -> None:
 Url = Annotated[
     str,
     typer.Argument(
-        metavar="URL", help="Dataset or split folder: file:// or s3://.", show_default=False, callback=url_of
+        metavar="URL",
+        help="Dataset or split folder: file:// or s3://.",
+        show_default=False,
+        parser=given,
+        callback=url_of,
     ),
 ]
 

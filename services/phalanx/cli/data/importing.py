@@ -13,6 +13,7 @@ from phalanx.cli.config import AsJson
 from phalanx.cli.data.options import EOS_TOKEN, SHARD_TOKENS, HeldOutFraction, Out, PartOfWork, ShardTokens
 from phalanx.cli.data.prepare import show_report
 from phalanx.cli.output import print_json
+from phalanx.cli.places import given, given_path
 from phalanx.core.errors import PhalanxError
 
 Kind = TypeVar("Kind", bound=enum.Enum)
@@ -27,6 +28,7 @@ Inputs = Annotated[
     list[str],
     typer.Argument(
         metavar="INPUT...",
+        parser=given,
         help="Files, folders, prefixes of Megatron or s3:// URLs: an MDS folder, .bin/.idx, what save_to_disk "
         "wrote, .arrow, .parquet, .npy, raw .bin.",
     ),
@@ -44,7 +46,13 @@ WhereDocumentsEnd = Annotated[
     ),
 ]
 TokenizerFile = Annotated[
-    Path | None, typer.Option("--tokenizer", help="The tokenizer.json that the ids were made with; it is copied.")
+    Path | None,
+    typer.Option(
+        "--tokenizer",
+        metavar="FILE",
+        help="The tokenizer.json that the ids were made with; it is copied.",
+        parser=given_path,
+    ),
 ]
 TokenizerDigest = Annotated[
     str | None,

@@ -11,6 +11,7 @@ import typer
 from phalanx.cli.config import AsJson
 from phalanx.cli.context import Context, open_client
 from phalanx.cli.output import print_json
+from phalanx.cli.places import given
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ def register(group: typer.Typer) -> None:
 
 def mix(
     job: Annotated[
-        str, typer.Argument(metavar="JOB", help="Job file, or name of a submitted job.", show_default=False)
+        str,
+        typer.Argument(metavar="JOB", help="Job file, or name of a submitted job.", show_default=False, parser=given),
     ],
     weights: Annotated[
         list[str],

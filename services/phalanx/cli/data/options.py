@@ -7,9 +7,13 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.data.arguments import lasting
+from phalanx.cli.places import given
 
 Out = Annotated[
-    str, typer.Option("--out", metavar="URL", help="Where the dataset goes: file:// or s3://.", callback=lasting)
+    str,
+    typer.Option(
+        "--out", metavar="URL", help="Where the dataset goes: file:// or s3://.", parser=given, callback=lasting
+    ),
 ]
 HeldOutFraction = Annotated[
     float, typer.Option("--held-out-fraction", help="Share of documents set apart for evaluation.")

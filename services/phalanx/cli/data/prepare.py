@@ -12,6 +12,7 @@ from phalanx.cli.config import AsJson
 from phalanx.cli.data.arguments import refuse
 from phalanx.cli.data.options import EOS_TOKEN, SHARD_TOKENS, VOCAB_SIZE, HeldOutFraction, Out, PartOfWork, ShardTokens
 from phalanx.cli.output import print_json
+from phalanx.cli.places import given, given_path
 
 if TYPE_CHECKING:
     from phalanx.data.prepare import PrepareReport
@@ -28,6 +29,7 @@ def prepare(
         list[str],
         typer.Argument(
             metavar="INPUT...",
+            parser=given,
             help="Files, folders, patterns (in quotes) or s3:// URLs: text and source files, .jsonl, .parquet, .tar; "
             ".gz and .zst too.",
         ),
@@ -37,7 +39,13 @@ def prepare(
         int | None, typer.Option("--vocab-size", help="Size of the tokenizer to train.", show_default=str(VOCAB_SIZE))
     ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option("--tokenizer", help="A tokenizer.json to use instead of training one.")
+        Path | None,
+        typer.Option(
+            "--tokenizer",
+            metavar="FILE",
+            help="A tokenizer.json to use instead of training one.",
+            parser=given_path,
+        ),
     ] = None,
     eos_token: Annotated[str, typer.Option("--eos-token", help="Token that ends every document.")] = EOS_TOKEN,
     text_field: Annotated[str, typer.Option("--text-field", help="Field of a record that holds its text.")] = "text",
@@ -58,7 +66,9 @@ def prepare(
     engine: Annotated[str, typer.Option("--engine", help="Who does the work: local or spark.")] = "local",
     spark_master: Annotated[
         str | None,
-        typer.Option("--spark-master", metavar="URL", help="Spark master, as local[8] or spark://host:7077."),
+        typer.Option(
+            "--spark-master", metavar="URL", parser=given, help="Spark master, as local[8] or spark://host:7077."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -11,6 +11,7 @@ from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context
 from phalanx.cli.data.arguments import refuse
 from phalanx.cli.output import print_json, print_table
+from phalanx.cli.places import given
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ if TYPE_CHECKING:
 
 _EPOCHS, _LIMIT = 2, 20
 Job_ = Annotated[
-    str | None, typer.Argument(metavar="[JOB]", help="Job file, or name of a submitted job.", show_default=False)
+    str | None,
+    typer.Argument(metavar="[JOB]", help="Job file, or name of a submitted job.", show_default=False, parser=given),
 ]
 
 
@@ -31,7 +33,7 @@ def register(group: typer.Typer) -> None:
 def trace(
     job: Job_ = None,
     named: Annotated[
-        str | None, typer.Option("--job", metavar="JOB", help="The same as JOB.", show_default=False)
+        str | None, typer.Option("--job", metavar="JOB", help="The same as JOB.", show_default=False, parser=given)
     ] = None,
     step: Annotated[int | None, typer.Option("--step", help="Show the documents of this step's batch.")] = None,
     document: Annotated[

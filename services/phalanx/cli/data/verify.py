@@ -17,6 +17,7 @@ from phalanx.cli.context import Context
 from phalanx.cli.data.arguments import lasting, refuse, refuse_folder
 from phalanx.cli.errors import INTERRUPTED
 from phalanx.cli.output import print_json
+from phalanx.cli.places import given, given_path
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def verify(
         str,
         typer.Argument(
             metavar="URL|JOB",
+            parser=given,
             help="Dataset or split folder (a URL), a job file (.toml), or name of a submitted job.",
             show_default=False,
         ),
@@ -44,6 +46,7 @@ def verify(
         Path | None,
         typer.Option(
             "--state",
+            parser=given_path,
             metavar="FILE",
             help="Of a dataset: write down in FILE which shards are whole, and go on from what it says; removed once "
             "all are.",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from phalanx.cli.places import given_path
+
 if TYPE_CHECKING:
     from phalanx.cli.demo.story import Story
 
@@ -18,7 +20,9 @@ def register(app: typer.Typer) -> None:
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--dir", help="Working folder; made anew by each demo.")] = Path("runs/demo"),
+    folder: Annotated[
+        Path, typer.Option("--dir", metavar="DIR", help="Working folder; made anew by each demo.", parser=given_path)
+    ] = Path("runs/demo"),
     keep_services: Annotated[
         bool, typer.Option("--keep-services", help="Leave the services up at the end, to look at the page.")
     ] = False,

@@ -1,0 +1,32 @@
+"""Paths, URLs and names as arguments: each is read by one of these parsers, which refuse what names nothing.
+
+An empty path would otherwise be the current folder, and a text that no file can be called an error of the system's.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+import typer
+
+_MOST_BYTES: Final = 4096  # PATH_MAX of Linux
+_MOST_OF_A_NAME: Final = 255  # NAME_MAX of its file systems
+
+
+def given(text: str) -> str:
+    """`text`, which names a file, a folder, a URL or a job; typer names the argument in the error for what cannot."""
+    if not text.strip():
+        raise typer.BadParameter(f"{text!r} names nothing: expected a file, a folder, a URL or a job, as the help says")
+    parts = [] if "://" in text else text.split("/")
+    if len(os.fsencode(text)) > _MOST_BYTES or any(len(os.fsencode(part)) > _MOST_OF_A_NAME for part in parts):
+        raise typer.BadParameter(
+            f"{text[:40]!r}... is too long: expected names of up to {_MOST_OF_A_NAME} bytes, {_MOST_BYTES} in all"
+        )
+    return text
+
+
+def given_path(text: str | Path) -> Path:
+    """`text`, which names a file or folder of this machine; typer names the argument in the error for what cannot."""
+    return Path(given(str(text)))
