@@ -28,7 +28,8 @@ class ModelShape:
 
     head_width: of one head, where it is not dim / n_heads. gated_ffn: SwiGLU with three products, else two.
     window: keys that a token meets at most, in every `window_every`-th layer; 0: all. biases: LayerNorm and biased
-    products, as in GPT-3, else RMSNorm and none. max_positions: rows of a learned table of positions.
+    products, as in GPT-3, else RMSNorm and none. max_positions: rows of a learned table of positions. qk_norm: heads of
+    queries and keys normalised, as in Qwen3. qkv_bias: biases of queries, keys and values alone, as in Qwen2.
     """
 
     dim: int
@@ -50,6 +51,8 @@ class ModelShape:
     window_every: int = 1
     biases: bool = False
     max_positions: int = 0
+    qk_norm: bool = False
+    qkv_bias: bool = False
 
     @property
     def head_dim(self) -> int:
@@ -86,10 +89,11 @@ class RunShape:
     """How a model is trained, as far as memory and time depend on it.
 
     zero: 0 (nothing sharded) to 3. schedule: of the pipeline, as pipeline_order names them. recompute: the inside of
-    every layer; recompute_attention: only the attention's scores and their neighbours. param_bytes: of one weight in
-    forward and backward; reduce_bytes: of one gradient on the wire. precision: of the matrix products, as compute names
-    them. sequence_parallel: norms and residuals cut over tp. offloaded: share of the optimizer state, 0 to 1, that
-    lies in the host's memory.
+    every layer; recompute_attention: only the attention's scores and their neighbours; recompute_share: of a layer's
+    operations that are computed again where `recompute` is off. param_bytes: of one weight in forward and backward;
+    reduce_bytes: of one gradient on the wire. precision: of the matrix products, as compute names them.
+    sequence_parallel: norms and residuals cut over tp. offloaded: share of the optimizer state, 0 to 1, that lies in
+    the host's memory.
     """
 
     seq_len: int
@@ -106,3 +110,4 @@ class RunShape:
     sequence_parallel: bool = True
     precision: str = "bf16"
     offloaded: float = 0.0
+    recompute_share: float = 0.0

@@ -65,7 +65,8 @@ def stage_passes_in_flight(layout: Layout, run: RunShape, pp_rank: int) -> int:
 
     GPipe holds all. 1F1B: pp - r (Narayanan et al. 2021, section 2.2.1). Interleaved with v stages: the warm-up of the
     same paper, 2 (pp - r - 1) + (v - 1) pp, and one more. ZB-V holds pp micro-batches' worth, DualPipeV pp + 1, each of
-    two stages (Qi et al. 2024, arXiv 2405.15362, table 1; DualPipe README).
+    two stages (Qi et al. 2024, arXiv 2405.15362, table 1; DualPipe README). ZB1P holds as many as 1F1B, ZB2P twice as
+    many (Qi et al. 2024, arXiv 2401.10241, table 1).
     """
     micro_batches, pp, per_rank = num_micro_batches(layout, run), layout.pp, run.stages_per_rank
     if pp == 1:
@@ -73,8 +74,10 @@ def stage_passes_in_flight(layout: Layout, run: RunShape, pp_rank: int) -> int:
     everything = micro_batches * per_rank
     if run.schedule == "gpipe":
         return everything
-    if run.schedule == "1f1b":
+    if run.schedule in {"1f1b", "zb1p"}:
         return min(everything, pp - pp_rank)
+    if run.schedule == "zb2p":
+        return min(everything, 2 * (pp - pp_rank) - 1)
     if run.schedule in V_SCHEDULES:
         return min(everything, 2 * (pp + (run.schedule == "dualpipev")))
     return min(everything, 2 * (pp - pp_rank - 1) + (per_rank - 1) * pp + 1)
