@@ -11,6 +11,7 @@ change, OutsideError for what is broken. Each part of the cluster also has its o
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ from phalanx.spec import Job, load_job
 from phalanx.spec.job import plain
 from phalanx.train.client import LogPiece, TrainClient, connect_train
 from phalanx.train.values import EventView, JobView, NodeView, Submitted
+
+LOG = logging.getLogger(__name__)
 
 DEFAULT_PROJECT = "default"
 PATIENCE_S = 5.0
@@ -111,11 +114,14 @@ class Client:
         request_id: str = "",
         dry_run: bool = False,
     ) -> Submitted:
-        """Submits a job file, or a job. The same request id again gives the same job. dry_run: only checks."""
+        """Submits a job file, or a job. The same request id again gives the same job. dry_run: only checks.
+
+        The folder that `code.path` names is packed here and put into the job's storage, so this machine must reach it.
+        """
         if not isinstance(job, Job):
             _require_text("job", job, Path)
         value = job if isinstance(job, Job) else load_job(Path(job), overrides)
-        return self.train.submit(absolute(plain(value)), request_id=request_id, dry_run=dry_run)
+        return self.train.submit(absolute(plain(_with_code(value))), request_id=request_id, dry_run=dry_run)
 
     def fork(
         self,
@@ -230,6 +236,18 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _with_code(job: Job) -> Job:
+    """The job with its code packed; what must be told of it is logged."""
+    if job.code.path is None:
+        return job
+    from phalanx.trainer.shipping import with_code
+
+    packed, told = with_code(job)
+    for each in told:
+        LOG.warning("%s", each)
+    return packed
 
 
 def absolute(spec: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -79,6 +79,18 @@ class HasInitialWeights(Protocol):
 
     def initial_weights(self) -> Mapping[str, Initial]:
         """Initial values by parameter name, one for every parameter."""
+
+
+class TokenSumFunction(Protocol):
+    """`[loss] fn` or one of `[metrics.fn]`: a sum over tokens, so that micro-batches and ranks add up to one batch."""
+
+    def __call__(self, logits: Tensor, targets: Tensor, **args: Any) -> Tensor:
+        """The sum over the tokens whose target is not -100: 0-dimensional, of any float type; 0 where there are none.
+
+        logits: fp32 [B, S, V], gathered where tensor parallelism cuts the vocabulary. targets: int64 [B, S]. args: of
+        `[loss.args]`. A function with a parameter `group` gets the local logits [B, S, V / n] instead and the process
+        group of n ranks, in order of vocabulary (None where it is whole); it must give every rank the same.
+        """
 
 
 def split_evenly(num_items: int, num_parts: int) -> list[range]:

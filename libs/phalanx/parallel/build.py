@@ -4,9 +4,10 @@ needs.
 
 from __future__ import annotations
 
-import importlib
+import inspect
 import logging
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -16,6 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
+from phalanx.models.own import own_object
 from phalanx.models.protocol import HasParallelPlan, HasStages
 from phalanx.spec import Job
 from phalanx.spec.unbuilt import refuse_unbuilt_model
@@ -39,24 +41,28 @@ def build(job: Job) -> nn.Module:
     """The job's whole model on the default device, with whatever weights its class gives it."""
     if isinstance(job.model.args, dict):
         assert job.model.class_ is not None, "only a class has arguments of its own"
-        return user_class(job.model.class_)(**job.model.args)
+        return _built(user_class(job.model.class_), job.model.args)
     args = job.model.args
     refuse_unbuilt_model(args)
     return Decoder(DecoderArgs.of(args))
 
 
+def _built(kind: type[nn.Module], args: Mapping[str, Any]) -> nn.Module:
+    try:
+        inspect.signature(kind).bind(**args)
+    except TypeError as error:
+        raise PhalanxError(
+            "[model.args]",
+            value=dict(args),
+            expected=f"the arguments of {kind.__name__}{inspect.signature(kind)}",
+            remedy=f"correct them: {error}",
+        ) from error
+    return kind(**args)
+
+
 def user_class(path: str) -> type[nn.Module]:
     """The class that `[model] class` names. Raises PhalanxError where it cannot be imported or is no Module."""
-    module_name, _, class_name = path.partition(":")
-    try:
-        found = getattr(importlib.import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise PhalanxError(
-            "[model] class",
-            value=path,
-            expected="an importable package.module:Class",
-            remedy=f"install it or put it on PYTHONPATH ({error})",
-        ) from error
+    found = own_object("[model] class", path)
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise PhalanxError(
             "[model] class", value=path, expected="a torch.nn.Module", remedy="name a class derived from it"

@@ -65,6 +65,27 @@ def scatter_sequence_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _ScatterSequenceSum.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
+class _GatherVocabulary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group, ctx.width = group, x.shape[-1]
+        parts = x.new_empty(group.size(), *x.shape)
+        dist.all_gather_single(parts.flatten(0, 1), x.contiguous(), group=group)
+        return parts.movedim(0, -2).flatten(-2)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0].narrow(-1, ctx.group.rank() * ctx.width, ctx.width), None
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def gather_vocabulary(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """[B, S, V / n] of each of n ranks -> [B, S, V] on all. Every rank must compute the same from it: backward takes
+    this rank's part of the gradient, without a sum.
+    """
+    return _GatherVocabulary.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
 def all_reduce_coalesced(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
     """Sum each tensor over the group in place, all by one all-reduce; they must have one type."""
     if tensors:

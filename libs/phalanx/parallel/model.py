@@ -17,8 +17,8 @@ from phalanx.models.protocol import HasInitialWeights, HasParallelPlan, HasStage
 from phalanx.parallel.build import build_on_meta, check_layout, whole_buffers, whole_weights
 from phalanx.parallel.collectives import all_reduce_coalesced
 from phalanx.parallel.initialise import fill
-from phalanx.parallel.loss import token_sum_cross_entropy
 from phalanx.parallel.mesh import Mesh
+from phalanx.parallel.own import loss_of, metrics_of
 from phalanx.parallel.pipeline import Pipeline, check_pipeline, stage_shapes
 from phalanx.parallel.precision import widen_linears
 from phalanx.parallel.schedules import stages_of
@@ -54,6 +54,7 @@ class ParallelModel:
         self.mesh, self.device = mesh, torch.device(device)
         self.zero, self._seed = job.parallel.zero, job.training.seed
         self._uses_documents = job.data.document_mask
+        self._token_sum, self._metrics = loss_of(job), metrics_of(job)
         dtype = _DTYPES[job.training.mixed_precision_param]
         model = build_on_meta(job)
         check_layout(model, mesh.sizes, job.training.seq_len)
@@ -125,8 +126,12 @@ class ParallelModel:
         torch.manual_seed(high << 32 | low)
 
     def _loss(self, logits: Tensor, targets: Tensor, valid_tokens: int) -> Tensor:
-        token_sum: Tensor = token_sum_cross_entropy(logits, targets, self.mesh.tp_group)
-        return token_sum / valid_tokens
+        return self._token_sum(logits, targets, self.mesh.tp_group) / valid_tokens
+
+    def _measures(self, logits: Tensor, targets: Tensor, valid_tokens: int) -> Tensor:
+        """The loss and each of `metrics.fn`, fp32 [1 + M]."""
+        found = [measure(logits, targets, self.mesh.tp_group) for measure in self._metrics.values()]
+        return torch.stack([self._loss(logits, targets, valid_tokens), *(each / valid_tokens for each in found)])
 
     def forward_backward(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
         """Add the gradients of every slot; this rank's part of the loss, fp32 0-dim.
@@ -151,21 +156,30 @@ class ParallelModel:
             total += loss.detach()
         return total
 
-    @torch.no_grad()
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of what `measure` gives beside the loss."""
+        return tuple(self._metrics)
+
     def evaluate(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
-        """This rank's part of the loss as `forward_backward` gives it, with the model in evaluation mode and without
-        gradients; any number of slots.
+        """This rank's part of the loss as `forward_backward` gives it; see `measure`."""
+        return self.measure(batch, valid_tokens)[0]
+
+    @torch.no_grad()
+    def measure(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
+        """This rank's part of the loss as `forward_backward` gives it and of each of `metrics`, fp32 [1 + M], with the
+        model in evaluation mode and without gradients; any number of slots.
         """
         batch = self._placed(batch)
         with in_evaluation_mode(self.stages):
             if self.pipeline is not None:
-                loss = self.pipeline.evaluate(batch, valid_tokens)
+                found = self.pipeline.evaluate(batch, valid_tokens, self._measures, 1 + len(self._metrics))
             else:
-                loss = torch.zeros((), device=self.device)
+                found = torch.zeros(1 + len(self._metrics), device=self.device)
                 for tokens, targets, positions, documents in slots_of(batch):
-                    loss += self._loss(self.stages[0](tokens, positions, documents), targets, valid_tokens)
+                    found += self._measures(self.stages[0](tokens, positions, documents), targets, valid_tokens)
         self._reshard()
-        return self._counted(loss)
+        return self._counted(found)
 
     def _placed(self, batch: SlotBatch) -> SlotBatch:
         tokens, targets, positions = (t.to(self.device) for t in (batch.tokens, batch.targets, batch.position_ids))

@@ -158,11 +158,13 @@ class Pipeline:
         return torch.empty(shape, dtype=self.shapes[index].dtype, device="meta", requires_grad=True)
 
     @torch.no_grad()
-    def evaluate(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
-        """Loss of every slot by a forward pass alone; 0 where this rank doesn't hold the last stage."""
+    def evaluate(self, batch: SlotBatch, valid_tokens: int, measures: LossFunction, num_measures: int) -> Tensor:
+        """Sum over all slots of `measures`, fp32 [num_measures], by a forward pass alone; 0 where this rank doesn't
+        hold the last stage. measures: called as the loss is.
+        """
         slots = range(batch.num_slots)
         parts = {name: _chunks(getattr(batch, name), batch.num_slots) for name in _BATCH_FIELDS}
-        total = torch.zeros((), device=self.mesh.device)
+        total = torch.zeros(num_measures, device=self.mesh.device)
         sends: list[dist.Work | None] = []
         kept: list[Tensor] = []  # what a send still reads
         outputs: list[Tensor] = []
@@ -175,7 +177,7 @@ class Pipeline:
                     hidden, position_ids=parts["position_ids"][slot], document_ids=parts["document_ids"][slot]
                 )
                 if index == len(self.shapes) - 1:
-                    total += self.loss(output, parts["targets"][slot], valid_tokens=valid_tokens)
+                    total += measures(output, parts["targets"][slot], valid_tokens)
                 elif self._rank_of(index + 1) == self.group.rank():
                     outputs.append(output)
                 else:

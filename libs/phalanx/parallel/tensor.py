@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 
 from phalanx.core.box import Box, whole
 from phalanx.core.errors import PhalanxError
-from phalanx.models.protocol import Style
+from phalanx.models.protocol import HasParallelPlan, Style
 from phalanx.parallel.collectives import gather_sequence, scatter_sequence_sum
 from phalanx.parallel.precision import linear
 
@@ -88,6 +89,27 @@ def apply_plan(model: nn.Module, plan: Mapping[str, Style], group: dist.ProcessG
                 remedy="add a pattern for it, or set [parallel] tp = 1",
             )
     return slices
+
+
+def check_plan(model: HasParallelPlan, tp: int) -> None:
+    """Raises PhalanxError where a meta-device model can't be cut by its own plan over `tp` ranks. It is of no use
+    afterwards.
+    """
+    assert isinstance(model, nn.Module), "a model is a module"
+    apply_plan(model, model.parallel_plan(), cast("dist.ProcessGroup", _FirstOf(tp)))
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstOf:
+    """The part of a process group that a cut asks for, as its first rank has it."""
+
+    num_ranks: int
+
+    def size(self) -> int:
+        return self.num_ranks
+
+    def rank(self) -> int:
+        return 0
 
 
 def _style_of(name: str, plan: Mapping[str, Style]) -> Style | None:

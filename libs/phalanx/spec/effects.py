@@ -17,7 +17,7 @@ def without_effect(
 
     under_torchrun: also keys that only `phalanx run` reads. under_services: without those that only services read.
     """
-    rules = [*_layout_rules(job, layout), *_schedule_rules(job), *_rules(job), *_mixture_rules(job)]
+    rules = [*_layout_rules(job, layout), *_schedule_rules(job), *_rules(job), *_mixture_rules(job), *_own_rules(job)]
     if under_torchrun:
         rules += _torchrun_rules(job)
     if not under_services:
@@ -103,6 +103,20 @@ def _mixture_rules(job: Job) -> Iterator[Rule]:
             yield "when_out" in source.model_fields_set, f"data.sources.{name}.when_out", "it repeats for ever"
         never = not source.weight and not any(stage.weights.get(name) for stage in data.mixture.values())
         yield never, f"data.sources.{name}", "its weight is always 0, unless `phalanx data mix` raises it"
+
+
+def _own_rules(job: Job) -> Iterator[Rule]:
+    """Keys of the user's own code, and those that it replaces."""
+    optimizer = job.optimizer
+    yield job.loss.fn is None and bool(job.loss.args), "loss.args", "loss.fn is not set"
+    yield optimizer.class_ is None and bool(optimizer.args), "optimizer.args", "optimizer.class is not set"
+    for name in ("name", "beta1", "beta2", "eps", "implementation"):
+        is_set = name in optimizer.model_fields_set
+        yield optimizer.class_ is not None and is_set, f"optimizer.{name}", "optimizer.class has arguments of its own"
+    evaluates = job.validation.freq > 0 and job.data.held_out is not None
+    yield bool(job.metrics.fn) and not evaluates, "metrics.fn", "nothing is evaluated on held-out data"
+    no_code = job.code.path is None
+    yield no_code and "on_change" in job.code.model_fields_set, "code.on_change", "code.path is not set"
 
 
 def _service_rules(job: Job) -> Iterator[Rule]:

@@ -15,6 +15,7 @@ from phalanx.spec.keys import Mark, Section, child_section, mark_of
 from phalanx.spec.layout import Layout
 from phalanx.spec.model import Model
 from phalanx.spec.operation import Checkpoint, Deadlines, JobSection, Metrics, Recovery, Storage, Validation
+from phalanx.spec.own import Code, Loss
 from phalanx.spec.parallel import ActivationCheckpoint, Cluster, Compile, Parallel
 from phalanx.spec.training import LrScheduler, Optimizer, Training
 
@@ -26,8 +27,10 @@ class Job(Section):
 
     job: JobSection
     model: Model
+    code: Code
     data: Data
     training: Training
+    loss: Loss
     optimizer: Optimizer
     lr_scheduler: LrScheduler
     parallel: Parallel
@@ -64,6 +67,17 @@ class Job(Section):
         assert layout is not None
         return layout
 
+    @property
+    def own_names(self) -> dict[str, str]:
+        """What the job names of the user's own, as `package.module:name`, by the key that names it."""
+        named = {
+            "model.class": self.model.class_,
+            "loss.fn": self.loss.fn,
+            "optimizer.class": self.optimizer.class_,
+            **{f"metrics.fn.{name}": path for name, path in self.metrics.fn.items()},
+        }
+        return {key: path for key, path in named.items() if path is not None}
+
     def storage_settings(self, url: str) -> Storage:
         """The `[storage.NAME]` that serves `url`: its bucket's, else `default`, else all defaults."""
         bucket = url.partition("://")[2].partition("/")[0]
@@ -78,6 +92,10 @@ class Job(Section):
         """
         chosen = select(self, (Mark.IDENTITY, Mark.JOURNALED))
         del chosen["data"]["train_digest"]
+        if self.loss.fn is None:
+            del chosen["loss"]
+        if self.optimizer.class_ is None:
+            del chosen["optimizer"]["class"], chosen["optimizer"]["args"]
         for source in chosen["data"].get("sources", {}).values():
             del source["digest"]
         if self.lr_scheduler.decay_type == "none":
@@ -105,6 +123,8 @@ class Job(Section):
         """Where this start runs: placement keys by section with every axis resolved, and the world size."""
         layout = self.layout(world_size)
         chosen = select(self, (Mark.PLACEMENT,))
+        if self.code.digest is None:
+            del chosen["code"]
         axes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
         return {**chosen, "parallel": {**chosen["parallel"], **axes}, "world_size": world_size}
 

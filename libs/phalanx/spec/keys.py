@@ -175,6 +175,7 @@ def _default_text(default: Any) -> str:
 
 _SIGNS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 BY_NAME = "numbers by name"
+OWN_BY_NAME = {Any: "values by name", str: "texts by name"}
 _NAMES = {int: "integer", float: "number", bool: "true or false", str: "text"}
 
 
@@ -189,7 +190,7 @@ def _type_text(members: list[Any], field: FieldInfo) -> str:
         if get_origin(member) is Literal:
             texts += [f'"{choice}"' if isinstance(choice, str) else str(choice) for choice in get_args(member)]
         elif get_origin(member) is dict:
-            texts.append(BY_NAME)
+            texts.append(OWN_BY_NAME.get(_union_members(get_args(member)[1])[0], BY_NAME))
         else:
             texts.append(_NAMES.get(member, "table"))
     bounds = [

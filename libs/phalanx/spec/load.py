@@ -24,8 +24,15 @@ from phalanx.spec.source import apply_overrides, read_toml
 def load_job(
     path: str | Path, overrides: Sequence[str] = (), world_size: int | None = None, *, check_world: bool = False
 ) -> Job:
-    """Reads, overrides and checks a job file (see `parse_job`). Raises PhalanxError or Problems."""
-    return parse_job(apply_overrides(read_toml(path), overrides), world_size, check_world=check_world, where=str(path))
+    """Reads, overrides and checks a job file (see `parse_job`). A relative `code.path` starts at the file's folder.
+    Raises PhalanxError or Problems.
+    """
+    raw = apply_overrides(read_toml(path), overrides)
+    job = parse_job(raw, world_size, check_world=check_world, where=str(path))
+    if job.code.path is None:
+        return job
+    code = job.code.model_copy(update={"path": str((Path(path).parent / Path(job.code.path).expanduser()).absolute())})
+    return job.model_copy(update={"code": code})
 
 
 def parse_job(
@@ -157,6 +164,10 @@ _BOUNDS = {
 }
 _PATTERNS = {
     "model.class": "package.module:Class",
+    "code.digest": "sha256: and 64 hexadecimal digits",
+    "loss.fn": "package.module:function",
+    "optimizer.class": "package.module:Class",
+    "metrics.fn": "package.module:function",
     "job.name": "lower-case letters, digits, `-`, `_` and `.`, at most 63",
     "job.project": "lower-case letters, digits, `-`, `_` and `.`, at most 63",
     "data.train_digest": "sha256: and 64 hexadecimal digits",

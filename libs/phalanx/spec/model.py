@@ -7,16 +7,11 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import GetPydanticSchema, ValidatorFunctionWrapHandler, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 from pydantic_core.core_schema import ValidationInfo
 
 from phalanx.spec.keys import Mark, Section, key
+from phalanx.spec.own import OWN_PATTERN, require_json, wrong
 from phalanx.spec.presets import PRESETS
-
-
-def wrong(expected: str, remedy: str) -> PydanticCustomError:
-    """An error of a validator that already knows what was expected and what to do."""
-    return PydanticCustomError("phalanx", "expected {expected}; {remedy}", {"expected": expected, "remedy": remedy})
 
 
 class MoeArgs(Section):
@@ -84,7 +79,7 @@ class Model(Section):
         "Your own model as `package.module:Class`; `[model.args]` are then its keyword arguments.",
         None,
         alias="class",
-        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        pattern=OWN_PATTERN,
         shapes=True,
     )
     args: Annotated[ModelArgs | dict[str, Any], GetPydanticSchema(lambda _source, handler: handler(ModelArgs))]
@@ -112,8 +107,7 @@ class Model(Section):
         """The arguments of a user's class are not ours to check, as long as they can be written down as JSON."""
         if not info.data.get("class_") or not isinstance(value, dict):
             return handler(value)
-        if not _is_json(value):
-            raise wrong("texts, numbers, true, false, lists and tables of them", "write dates and times as text")
+        require_json(value)
         return value
 
     @property
@@ -129,11 +123,3 @@ def _merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         below = merged.get(name)
         merged[name] = _merge(below, value) if isinstance(below, dict) and isinstance(value, Mapping) else value
     return merged
-
-
-def _is_json(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(_is_json(item) for item in value.values())
-    if isinstance(value, list):
-        return all(_is_json(item) for item in value)
-    return isinstance(value, str | bool | int) or (isinstance(value, float) and value - value == 0)

@@ -11,7 +11,7 @@ from functools import cache
 from phalanx.core.errors import PhalanxError
 from phalanx.spec.foreign import NO_EQUIVALENT, SAME_MEANING
 from phalanx.spec.job import Job
-from phalanx.spec.keys import BY_NAME, KeyInfo, describe, walk_fields
+from phalanx.spec.keys import BY_NAME, OWN_BY_NAME, KeyInfo, describe, walk_fields
 
 
 @cache
@@ -24,10 +24,14 @@ def all_keys() -> tuple[KeyInfo, ...]:
 def _patterns() -> tuple[tuple[re.Pattern[str], KeyInfo], ...]:
     """The names of keys below tables of the user's own naming, and of those that hold tables themselves."""
     return tuple(
-        (re.compile(_pattern(key.name) + (r"(\..+)?" if key.type_text == BY_NAME else "")), key)
+        (re.compile(_pattern(key.name) + (r"(\..+)?" if _holds_tables(key) else "")), key)
         for key in all_keys()
-        if "NAME" in key.name.split(".")
+        if "NAME" in key.name.split(".") or _holds_tables(key)
     )
+
+
+def _holds_tables(key: KeyInfo) -> bool:
+    return key.type_text in (BY_NAME, *OWN_BY_NAME.values())
 
 
 def _pattern(name: str) -> str:

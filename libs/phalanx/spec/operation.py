@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, TypeAlias
 
+from pydantic import field_validator
+
 from phalanx.spec.keys import URL_PATTERN, Mark, Section, key
+from phalanx.spec.own import OwnName, wrong
 
 Remedy: TypeAlias = Literal["notify", "skip", "roll_back"]
 
@@ -97,6 +101,21 @@ class Metrics(Section):
     enable_tensorboard: bool = key(Mark.FREE, "Whether TensorBoard files are written.", False)
     enable_wandb: bool = key(Mark.FREE, "Whether Weights & Biases is written to.", False)
     folder: str = key(Mark.FREE, "Local folder for the files of both.", "metrics", min_length=1)
+    fn: dict[str, OwnName] = key(
+        Mark.FREE,
+        "Functions of your own that are evaluated beside the held-out loss, by the names under which they are shown: "
+        '`{ accuracy = "package.module:function" }`. Each is called with logits and targets and gives a sum over '
+        "tokens.",
+        {},
+    )
+
+    @field_validator("fn")
+    @classmethod
+    def _names_are_short(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", name) or name in ("loss", "validation_loss"):
+                raise wrong(f"names of lower-case letters, digits and `_`, not {name!r}", "rename it")
+        return value
 
 
 class Deadlines(Section):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import field_validator
 
 from phalanx.spec.keys import LARGEST_INTEGER, Mark, Section, key
+from phalanx.spec.own import OWN_PATTERN, require_json
 
 
 class Training(Section):
@@ -32,15 +35,31 @@ class Training(Section):
 
 
 class Optimizer(Section):
-    """AdamW with decoupled weight decay."""
+    """AdamW with decoupled weight decay, or a class of your own."""
 
     name: Literal["adamw"] = key(Mark.IDENTITY, "The optimizer.", "adamw")
+    class_: str | None = key(
+        Mark.IDENTITY,
+        "Your own torch.optim.Optimizer as `package.module:Class`, called with parameters, `lr`, `optimizer.args` and, "
+        "where it takes it, `weight_decay`. Its rule must be element-wise.",
+        None,
+        alias="class",
+        pattern=OWN_PATTERN,
+        shapes=True,
+    )
+    args: dict[str, Any] = key(Mark.IDENTITY, "Keyword arguments of `optimizer.class`.", {})
     lr: float = key(Mark.IDENTITY, "Peak learning rate.", gt=0)
     beta1: float = key(Mark.IDENTITY, "Decay of the first moment.", 0.9, ge=0, lt=1)
     beta2: float = key(Mark.IDENTITY, "Decay of the second moment.", 0.95, ge=0, lt=1)
     eps: float = key(Mark.IDENTITY, "Added to the root of the second moment.", 1e-8, gt=0)
     weight_decay: float = key(Mark.IDENTITY, "Decoupled weight decay, times the learning rate.", 0.1, ge=0)
     implementation: Literal["fused", "foreach", "for-loop"] = key(Mark.FREE, "Kernel of the update.", "fused")
+
+    @field_validator("args")
+    @classmethod
+    def _args_are_json(cls, value: dict[str, Any]) -> dict[str, Any]:
+        require_json(value)
+        return value
 
 
 class LrScheduler(Section):

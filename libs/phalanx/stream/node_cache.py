@@ -66,7 +66,7 @@ class NodeCache:
         self._room_lock = threading.Lock()
         self._room_bytes = 0
         self._end_room: Callable[[], object] = _nothing
-        _make_private(folder)
+        make_private(folder)
 
     def get(self, name: str, num_bytes: int, fetch: Callable[[], bytes]) -> Bytes:
         """The piece, mapped from the cache, or as `fetch` gave it where the disk can't hold it; raises what `fetch`
@@ -302,7 +302,7 @@ def _write(file: int, data: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> None:
     """Makes the folder, for this user alone; raises PhalanxError where it is another's or can't be written."""
     try:
         for each in (folder.parent, folder):  # `parents` alone would make them as the umask says

@@ -19,6 +19,7 @@ class Metric(StrEnum):
     DATA_WAIT_S = "speed/data_wait_s"
     SAVE_STALL_S = "checkpoint/stall_s"
     EVALUATION_LOSS = "evaluation/loss"
+    EVALUATION = "evaluation"  # prefix: evaluation/<name> of each of `metrics.fn`
     EPOCHS = "data/epochs"  # followed by / and the name of a mixture's source: passes over it
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from phalanx.spec import Job
 from phalanx.stream.manifest import Split
-from phalanx.stream.node_cache import GIB, NodeCache
+from phalanx.stream.node_cache import GIB, NodeCache, make_private
 from phalanx.stream.pieces import block_bytes
 
 
@@ -39,8 +39,21 @@ def copies_folder(job: Job) -> Path | None:
     return named.resolve() / "objects" if named is not None and job.cluster.cache_gib else None
 
 
+def code_folder(job: Job) -> Path:
+    """Where the packed code of jobs is laid out for the ranks of this node; it is made, for this user alone. Raises
+    PhalanxError where it can't be used.
+    """
+    folder = (_named_folder(job) or _common_folder()) / "code"
+    make_private(folder)
+    return folder
+
+
 def _folder(job: Job) -> Path:
-    return _named_folder(job) or Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}" / "pieces"
+    return _named_folder(job) or _common_folder() / "pieces"
+
+
+def _common_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"phalanx-{os.getuid()}"
 
 
 def _named_folder(job: Job) -> Path | None:

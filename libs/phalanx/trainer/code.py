@@ -1,27 +1,39 @@
-"""The digest of the code that trains, so that a checkpoint says what made it."""
+"""The digest of the code that trains, so that a checkpoint says what made it. Free of torch."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import sys
-from collections.abc import Iterator
-from importlib import import_module, resources, util
+from collections.abc import Iterator, Sequence
+from importlib import resources, util
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from phalanx.core.errors import PhalanxError
+from phalanx.models.own import own_object
+from phalanx.spec import Job
 
 ROOMS = ("core", "lineage", "models", "objects", "parallel", "snapshot", "spec", "stream", "trainer")
 MAX_USER_FILES, MAX_USER_BYTES = 2000, 64 << 20
 LOG = logging.getLogger(__name__)
 
 
-def code_digest(model_class: str | None = None) -> str:
+def own_code(job: Job) -> tuple[str, ...]:
+    """What stands for the user's own code in `code_digest`: the digest of the archive where it was packed, else
+    whatever the job names.
+    """
+    if job.code.digest is not None:
+        return (job.code.digest,)
+    return tuple(dict.fromkeys(job.own_names.values()))
+
+
+def code_digest(*own: str) -> str:
     """SHA-256 over names and bytes of all sources of the rooms that run inside a rank, and of the user's own.
 
-    model_class: `[model] class`, already imported. Its own code is every .py file of its top-level package, or of its
-    module alone where that is no package, or one of more than MAX_USER_FILES files or MAX_USER_BYTES bytes.
+    own: as `own_code` gives it. Of a `package.module:name`, already imported, its code is every .py file of its
+    top-level package, or of its module alone where that is no package, or one of more than MAX_USER_FILES files or
+    MAX_USER_BYTES bytes.
     """
     import phalanx.core
 
@@ -29,27 +41,42 @@ def code_digest(model_class: str | None = None) -> str:
     digest = hashlib.sha256()
     for room in ROOMS:
         _add(digest, libs.joinpath(room), room)
-    for name, path in _user_files(model_class.partition(":")[0]) if model_class else ():
+    files: dict[str, Path] = {}
+    for each in own:
+        if each.startswith("sha256:"):
+            _add_file(digest, "user", each.encode())
+        else:
+            files.update(_user_files(each.partition(":")[0]))
+    for name, path in files.items():
         _add_file(digest, f"user/{name}", path.read_bytes())
     return f"sha256:{digest.hexdigest()}"
 
 
-def require_own_code(model_class: str | None, expected: str) -> None:
-    """Raises PhalanxError where a user's model lies on this node in another version than the attempt was opened with.
+def import_own(own: Sequence[str]) -> None:
+    """Imports the modules behind what `own_code` gives; packed code needs none. Raises PhalanxError where one fails."""
+    for each in own:
+        if not each.startswith("sha256:"):
+            own_object("code of the job", each)
+
+
+def require_own_code(job: Job, expected: str) -> None:
+    """Raises PhalanxError where a user's code lies on this node in another version than the attempt was opened with.
 
     For ranks beside an agent: their fork server holds Phalanx itself as its agent checked it, and each rank imports the
-    model anew.
+    user's code anew. Packed code was verified as it was unpacked.
     """
-    if model_class is None:
+    own = own_code(job)
+    if not own or job.code.digest is not None:
         return
-    import_module(model_class.partition(":")[0])
-    found = code_digest(model_class)
+    import_own(own)
+    found = code_digest(*own)
     if found != expected:
         raise PhalanxError(
-            f"code of {model_class} on this node",
+            f"code of {', '.join(own)} on this node",
             value=found,
             expected=f"{expected}, with which the attempt was opened",
-            remedy="let the code be while the job runs, the same on every node; resume the job to take up a change",
+            remedy="let the code be while the job runs, the same on every node; resume the job to take up a change, or "
+            "let code.path pack it",
         )
 
 

@@ -65,6 +65,8 @@ class Figures:
                 self._row[f"{Metric.EPOCHS}/{source}"] = float(epochs)
         elif kind == "evaluation" and int(fields["step"]) == self._step and fields["loss"] is not None:
             self._row[Metric.EVALUATION_LOSS] = float(fields["loss"])
+            for name, value in fields.get("metrics", {}).items():
+                self._row[f"{Metric.EVALUATION}/{name}"] = float(value)
         elif kind == "opened":
             self._put()
 

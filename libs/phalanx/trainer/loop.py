@@ -217,14 +217,16 @@ def tell_saves(session: Session) -> None:
 
 
 def evaluate_when_due(session: Session) -> dict[str, float]:
-    """Held-out loss every `validation.freq` steps and at the last one: told, and returned by name where it is finite;
-    nothing at other steps.
+    """Held-out loss and metrics every `validation.freq` steps and at the last one: told, and returned by name where
+    they are finite; nothing at other steps.
     """
     job = session.prepared.job
     if session.evaluator is None or (session.step % job.validation.freq and session.step != session.last_step):
         return {}
     session.phases.enter("evaluation", session.step)
-    loss = session.evaluator.loss()
+    loss, others = session.evaluator.measure()
+    told = {name: value for name, value in others.items() if math.isfinite(value)}
     if session.rank == 0:
-        session.report("evaluation", step=session.step, loss=loss if math.isfinite(loss) else None)
-    return {"validation_loss": loss} if math.isfinite(loss) else {}
+        shown = {"metrics": told} if others else {}
+        session.report("evaluation", step=session.step, loss=loss if math.isfinite(loss) else None, **shown)
+    return {**({"validation_loss": loss} if math.isfinite(loss) else {}), **told}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -18,12 +19,23 @@ from phalanx.spec import Job
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+def optimizer_of(job: Job, parameters: Sequence[HeldTensor]) -> Optimizer:
+    """The job's optimizer: AdamW, or the user's own."""
+    if job.optimizer.class_ is None:
+        return Optimizer(job, parameters)
+    from phalanx.trainer.own_optimizer import OwnOptimizer
+
+    return OwnOptimizer(job, parameters)
+
+
 class Optimizer:
     """One update of all parameters from plain local gradients, clipped by the global norm.
 
     AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (2019), algorithm 2; tensors of rank 0 and 1
     (norms, biases) are not decayed.
     """
+
+    moments: tuple[str, ...] = MOMENTS
 
     def __init__(self, job: Job, parameters: Sequence[HeldTensor]) -> None:
         settings = job.optimizer
@@ -32,12 +44,9 @@ class Optimizer:
         self.num_updates = 0
         self._held = list(parameters)
         self._params = [torch.nn.Parameter(held.local, requires_grad=True) for held in parameters]
-        groups = [
-            {"params": [p for h, p in self._pairs() if len(h.global_shape) > 1], "weight_decay": settings.weight_decay},
-            {"params": [p for h, p in self._pairs() if len(h.global_shape) <= 1], "weight_decay": 0.0},
-        ]
+        groups = self._groups(settings.weight_decay)
         self._state = [new_state(param, settings.implementation) for param in self._params]
-        self._adamw = torch.optim.AdamW(
+        self._optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             groups,  # both may be empty: AdamW refuses a list without groups, not one without parameters
             lr=settings.lr,
             betas=(settings.beta1, settings.beta2),
@@ -45,7 +54,14 @@ class Optimizer:
             fused=settings.implementation == "fused",
             foreach=settings.implementation == "foreach",
         )
-        self._adamw.state.update(zip(self._params, self._state, strict=True))
+        self._optimizer.state.update(zip(self._params, self._state, strict=True))
+
+    def _groups(self, weight_decay: float) -> list[dict[str, Any]]:
+        """Matrices, which are decayed, and all else."""
+        return [
+            {"params": [p for h, p in self._pairs() if len(h.global_shape) > 1], "weight_decay": weight_decay},
+            {"params": [p for h, p in self._pairs() if len(h.global_shape) <= 1], "weight_decay": 0.0},
+        ]
 
     def _pairs(self) -> list[tuple[HeldTensor, torch.nn.Parameter]]:
         return [(h, p) for h, p in zip(self._held, self._params, strict=True) if p.numel()]
@@ -59,9 +75,9 @@ class Optimizer:
             param.grad = gradient if param.numel() else None
         if scale < 1.0 and (given := [p.grad for p in self._params if p.grad is not None]):
             torch._foreach_mul_(given, scale)
-        for group in self._adamw.param_groups:
+        for group in self._optimizer.param_groups:
             group["lr"] = self._peak_lr * lr_factor
-        self._adamw.step()
+        self._optimizer.step()
         self.num_updates += 1
         for param in self._params:
             param.grad = None
@@ -71,7 +87,7 @@ class Optimizer:
         return [
             replace(held, name=f"optim.{held.name}.{moment}", local=state[moment])
             for held, state in zip(self._held, self._state, strict=True)
-            for moment in MOMENTS
+            for moment in self.moments
         ]
 
     def resume(self, num_updates: int) -> None:

@@ -32,11 +32,13 @@ from phalanx.spec.job import plain
 from phalanx.spec.unbuilt import refuse_unbuilt
 from phalanx.stream.manifest import Split, open_split
 from phalanx.trainer.caching import copies_folder, node_cache
-from phalanx.trainer.code import code_digest
+from phalanx.trainer.code import code_digest, own_code
 from phalanx.trainer.forking import forked_mixture
 from phalanx.trainer.mixing import JobReading, sources_of, training_splits
+from phalanx.trainer.own_checks import check_own
 from phalanx.trainer.places import job_store, store_at
 from phalanx.trainer.promise import warnings_of
+from phalanx.trainer.shipping import carry_code, enter_code, with_code
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +85,16 @@ def prepare(job: Job, world_size: int, *, is_first: bool = True, origin: Origin 
     split = next(iter(splits.values()))
     _check_held_out(job, split)
     _check_vocabulary(job, split)
-    _check_model_class(job)
     _check_device(job)
     _check_folders(job)
+    if origin is not None:
+        carry_code(origin.job, job)
+    job, told = with_code(job)
+    enter_code(job)
+    check_own(job, layout)
     identity_digest = job.identity_digest({name: each.digest for name, each in splits.items()})
-    warnings = warnings_of(job_store(job)) if is_first else ()
-    code = code_digest(job.model.class_)
+    warnings = (*told, *warnings_of(job_store(job))) if is_first else ()
+    code = code_digest(*own_code(job))
     point = None if origin is None else _fork_point(job, splits, origin)
     record = _create_job(job, identity_digest, splits, point)
     if is_first:
@@ -250,18 +256,6 @@ def _check_vocabulary(job: Job, split: Split) -> None:
             expected=f"at least the tokenizer's {split.vocab_size} tokens",
             remedy=f"set it to {split.vocab_size} or more, or prepare the data with a smaller tokenizer",
         )
-
-
-def _check_model_class(job: Job) -> None:
-    """By the rule of `parallel.build`, told with the key that names the class."""
-    if job.model.class_ is None:
-        return
-    from phalanx.parallel.build import user_class
-
-    try:
-        user_class(job.model.class_)
-    except PhalanxError as error:
-        raise PhalanxError("model.class", value=error.value, expected=error.expected, remedy=error.remedy) from error
 
 
 def to_arguments(prepared: Prepared) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from phalanx.lineage.wishes import Wishes
 from phalanx.trainer.code import require_own_code
 from phalanx.trainer.places import job_store
 from phalanx.trainer.preflight import Prepared, from_arguments
+from phalanx.trainer.shipping import enter_code
 
 if TYPE_CHECKING:
     from phalanx.objects import ObjectStore
@@ -30,8 +31,9 @@ def run_rank(context: RankContext) -> None:
     agent started it. Raises what ends the attempt.
     """
     prepared = from_arguments(context.arguments)
+    enter_code(prepared.job)
     if "agent" in context.arguments:
-        require_own_code(prepared.job.model.class_, prepared.code_digest)
+        require_own_code(prepared.job, prepared.code_digest)
     run_prepared(context, prepared, context.arguments.get("debug_rank"))
 
 

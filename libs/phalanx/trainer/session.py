@@ -30,7 +30,7 @@ from phalanx.trainer.control import Control, Opening
 from phalanx.trainer.evaluator import Evaluator
 from phalanx.trainer.feed import BatchShape, Feed, advanced
 from phalanx.trainer.mixing import JobReading
-from phalanx.trainer.optimizer import MOMENTS, Optimizer
+from phalanx.trainer.optimizer import Optimizer, optimizer_of
 from phalanx.trainer.phases import Phases
 from phalanx.trainer.places import order_of, store_at
 from phalanx.trainer.preflight import Prepared
@@ -132,7 +132,7 @@ def build_session(
     report("opened", attempt=opening.attempt, step=start_step)
     mesh = build_mesh(layout, device, schedule=job.parallel.schedule)
     model = ParallelModel(job, layout, mesh, device, initialise=parent is None or bool(job.checkpoint.partial))
-    optimizer = Optimizer(job, model.parameters())
+    optimizer = optimizer_of(job, model.parameters())
     if parent is not None:
         phases.enter("restore", start_step)
         source = store if keeper is None else ReplicaStore(store, keeper.held(parent.ref))
@@ -257,7 +257,7 @@ def _restore(
     """Fills model and optimizer in place; a tensor that is missing, extra or of another shape is an error."""
     names = parameter_names(job)
     all_names = [f"model.{name}" for name in names]
-    all_names += [f"optim.{name}.{moment}" for name in names for moment in MOMENTS]
+    all_names += [f"optim.{name}.{moment}" for name in names for moment in optimizer.moments]
     peers = GlooPeers(job.deadlines.restore_s) if dist.get_world_size() > 1 else None
     try:
         state = state_of(model, optimizer)

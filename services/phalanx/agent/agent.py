@@ -64,9 +64,7 @@ class Agent:
         self.node_id, self.inventory = node_id(self._options), take_inventory(self._options)
         self._instance_id = secrets.token_hex(8)
         self._attempts = Attempts()
-        self._servers = ForkServers(
-            (*preload, *OWN_PRELOAD), lambda model: preparing.code_digest(model, DIGEST_DEADLINE_S)
-        )
+        self._servers = ForkServers((*preload, *OWN_PRELOAD), lambda own: preparing.code_digest(own, DIGEST_DEADLINE_S))
         self._train = connect_service(config, "train")
         credentials = replace(config.security.credentials, token=None)
         context = ClientConfig(config.services, credentials)

@@ -8,6 +8,7 @@ from typing import Any
 
 from phalanx.core.digest import digest_of
 from phalanx.spec import Job, parse_job
+from phalanx.trainer.code import own_code
 
 DEFAULT_GRACE_S = 60.0
 
@@ -29,9 +30,9 @@ class JobFacts:
         return JobFacts(parse_job(arguments["job"]), digest_of(arguments["job"]))
 
     @property
-    def model_class(self) -> str | None:
-        """`[model] class`."""
-        return self.job.model.class_ if self.job is not None else None
+    def own_code(self) -> tuple[str, ...]:
+        """What stands for the user's own code, as `trainer.code` has it."""
+        return own_code(self.job) if self.job is not None else ()
 
     @property
     def grace_s(self) -> float:

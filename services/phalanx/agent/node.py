@@ -123,7 +123,7 @@ class Node:
             if 0 in order.local_ranks:
                 self._exports.open(key, facts)
             order = replace(order, environ={**order.environ, **environ})
-            return self._servers.start(key.job, code_digest, facts.model_class, order)
+            return self._servers.start(key.job, code_digest, facts.own_code, order)
         except BaseException:
             self._let_go(key)
             raise

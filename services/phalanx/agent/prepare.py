@@ -1,7 +1,7 @@
 """`python -m phalanx.agent.prepare PARENT_PID`: checks a job in a process of its own, because a check may import torch
 and the user's code. The request comes on stdin, the answer goes to stdout, both one JSON object.
 
-Request: {"spec": tables, "world_size": n, "origin": null or {spec, attempt, step}}, or {"model_class": ...} for the
+Request: {"spec": tables, "world_size": n, "origin": null or {spec, attempt, step}}, or {"own_code": [...]} for the
 digest of the code alone. Answer: {"prepared": {...}}, {"digest": "sha256:..."}, {"problems": [{where, value, expected,
 remedy}]} or {"outside": "..."}. Whatever else is printed goes to stderr.
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from phalanx.core.errors import OutsideError, PhalanxError, Problems
@@ -31,8 +31,8 @@ def main() -> None:
 def answered(request: Mapping[str, Any]) -> dict[str, Any]:
     """The answer to a request."""
     try:
-        if "model_class" in request:
-            return {"digest": digest_of_code(request["model_class"])}
+        if "own_code" in request:
+            return {"digest": digest_of_code(request["own_code"])}
         return {"prepared": prepared(request)}
     except Problems as error:
         return {"problems": [_plain(problem) for problem in error.problems]}
@@ -59,15 +59,12 @@ def prepared(request: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def digest_of_code(model_class: str | None) -> str:
+def digest_of_code(own_code: Sequence[str]) -> str:
     """The digest of the code on this node."""
-    from phalanx.trainer.code import code_digest
+    from phalanx.trainer.code import code_digest, import_own
 
-    if model_class is not None:
-        from phalanx.parallel.build import user_class
-
-        user_class(model_class)
-    return code_digest(model_class)
+    import_own(own_code)
+    return code_digest(*own_code)
 
 
 def _plain(error: PhalanxError) -> dict[str, Any]:

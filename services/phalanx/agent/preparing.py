@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -27,9 +27,9 @@ def prepare(spec: Mapping[str, Any], world_size: int, origin: Mapping[str, Any] 
     return _asked({"spec": spec, "world_size": world_size, "origin": origin}, deadline_s)["prepared"]
 
 
-def code_digest(model_class: str | None, deadline_s: float) -> str:
+def code_digest(own_code: Sequence[str], deadline_s: float) -> str:
     """The digest of the code on this node. Raises as `prepare` does."""
-    return str(_asked({"model_class": model_class}, deadline_s)["digest"])
+    return str(_asked({"own_code": list(own_code)}, deadline_s)["digest"])
 
 
 def _asked(request: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:

@@ -36,11 +36,11 @@ class _Server:
 class ForkServers:
     """Fork servers by job, each with the digest of the code that it holds. Safe from any thread.
 
-    digest_now: the digest of the code that lies on this node now, for a model class; it is asked whenever a server is
+    digest_now: the digest of the code that lies on this node now, with a user's own; it is asked whenever a server is
     missing or holds other code than is wanted. Idle servers beyond MOST_IDLE are ended, the least recently used first.
     """
 
-    def __init__(self, preload: Sequence[str], digest_now: Callable[[str | None], str]) -> None:
+    def __init__(self, preload: Sequence[str], digest_now: Callable[[Sequence[str]], str]) -> None:
         self._preload, self._digest_now = tuple(preload), digest_now
         self._servers: OrderedDict[str, _Server] = OrderedDict()
         self._lock = threading.Lock()
@@ -57,22 +57,22 @@ class ForkServers:
             self._put(job, code_digest)
         self._end_idle()
 
-    def start(self, job: str, code_digest: str, model_class: str | None, order: GangOrder) -> Gang:
+    def start(self, job: str, code_digest: str, own_code: Sequence[str], order: GangOrder) -> Gang:
         """Forks a gang with code of that digest. Raises PhalanxError where this node has other code, and what
         `ForkServer.start` raises.
         """
-        held = self._fitting(job, code_digest, model_class)
+        held = self._fitting(job, code_digest, own_code)
         with held.lock:
             held.gang = held.server.start(order)
             return held.gang
 
-    def _fitting(self, job: str, code_digest: str, model_class: str | None) -> _Server:
+    def _fitting(self, job: str, code_digest: str, own_code: Sequence[str]) -> _Server:
         with self._lock:
             held = self._servers.get(job)
             if held is not None and held.holds(code_digest):
                 self._servers.move_to_end(job)
                 return held
-        found = self._digest_now(model_class)
+        found = self._digest_now(own_code)
         if found != code_digest:
             raise PhalanxError(
                 f"code of this node for {job}",

@@ -51,7 +51,8 @@ class RunDisplay:
             case "progress":
                 self._show_step(event)
             case "evaluation":
-                self._say(f"step {fields['step']}: held-out loss {_number(fields['loss'])}")
+                more = "".join(f", {name} {_number(value)}" for name, value in fields.get("metrics", {}).items())
+                self._say(f"step {fields['step']}: held-out loss {_number(fields['loss'])}{more}")
             case "committed":
                 self._say(f"checkpoint of step {fields['step']} committed", "green")
             case "mixture":

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from phalanx.cli import checkpoint, config, data, demo, doctor, job, plan, run, services
+from phalanx.cli import checkpoint, config, data, demo, doctor, init, job, plan, run, services
 from phalanx.cli.errors import run_reporting_errors
 
 app = typer.Typer(
@@ -18,7 +18,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-for group in (run, job, services, demo, config, data, checkpoint, plan, doctor):
+for group in (run, init, job, services, demo, config, data, checkpoint, plan, doctor):
     group.register(app)
 
 

@@ -12,6 +12,7 @@ HEAVY = ("torch", "numpy", "transformers", "webdataset", "boto3", "tokenizers")
 COMMANDS = (
     [],
     ["run"],
+    ["init"],
     ["demo"],
     ["doctor"],
     ["plan"],

@@ -69,11 +69,16 @@ def test_marks_match_what_the_design_promises():
         "data.mixture.NAME.from_step",
         "data.mixture.NAME.weights",
     }
-    assert {name.partition(".")[0] for name in by_mark[Mark.PLACEMENT]} == {"parallel", "cluster"}
+    assert {name.partition(".")[0] for name in by_mark[Mark.PLACEMENT]} == {
+        "parallel",
+        "cluster",
+        "code",
+    }
     assert {name.partition(".")[0] for name in by_mark[Mark.IDENTITY]} == {
         "model",
         "data",
         "training",
+        "loss",
         "optimizer",
         "lr_scheduler",
     }

@@ -15,7 +15,8 @@ import pytest
 from phalanx.core.errors import PhalanxError
 from phalanx.spec import Job, parse_job
 from phalanx.trainer.code import code_digest
-from phalanx.trainer.preflight import Prepared, _check_model_class, from_arguments, prepare, to_arguments
+from phalanx.trainer.own_checks import check_own
+from phalanx.trainer.preflight import Prepared, from_arguments, prepare, to_arguments
 
 TABLES: dict[str, dict[str, Any]] = {
     "job": {"name": "preflight", "storage": "memory://preflight"},
@@ -121,7 +122,7 @@ def test_code_digest_of_a_large_package_covers_the_module_alone(caplog: pytest.L
 def test_prepare_refuses_a_class_that_is_no_module(class_: str, told: str) -> None:
     job = parse_job({**TABLES, "model": {"class": class_, "args": {}}})
     with pytest.raises(PhalanxError, match=rf"model\.class is '{class_}': expected .*{told}"):
-        _check_model_class(job)
+        check_own(job, job.layout(1))
 
 
 @pytest.mark.parametrize("layout", [{"tp": 8}, {"tp": 8, "pp": 4, "schedule": "1f1b"}])

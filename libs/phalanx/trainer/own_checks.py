@@ -1,0 +1,93 @@
+"""What needs the user's own class and functions to be checked, before a rank starts: on the meta device and on tensors
+of a few elements. torch is imported only where a job names something of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from phalanx.core.errors import PhalanxError
+from phalanx.spec import Job, Layout
+
+if TYPE_CHECKING:
+    from torch import nn
+
+PROBED_VOCABULARY = 64
+
+
+def check_own(job: Job, layout: Layout) -> None:
+    """Raises PhalanxError, in one line, for the first thing of the user's own that the ranks could not run: a class or
+    function that is not there or fails, a method that the layout needs, a loss that is no sum over tokens, an
+    optimizer whose rule is not element-wise.
+    """
+    if not job.own_names:
+        return
+    if job.model.class_ is not None:
+        _check_model(job, layout)
+    if job.optimizer.class_ is not None:
+        from phalanx.trainer.own_optimizer import rule_of
+
+        rule_of(job)
+    _check_functions(job)
+
+
+def _check_model(job: Job, layout: Layout) -> None:
+    """By the rules of `parallel`, told with the keys of the job file."""
+    from phalanx.models.protocol import HasParallelPlan
+    from phalanx.parallel.build import build_on_meta, check_layout, user_class
+    from phalanx.parallel.tensor import check_plan
+
+    try:
+        user_class(str(job.model.class_))
+        model = build_on_meta(job)
+        sizes = {axis: getattr(layout, axis) for axis in ("pp", "cp", "tp")}
+        check_layout(model, sizes, job.training.seq_len)
+        if layout.pp > 1:
+            check_stages(model, layout.pp * job.parallel.stages_per_rank)
+        if layout.tp > 1:
+            assert isinstance(model, HasParallelPlan), "check_layout refused it"
+            check_plan(model, layout.tp)
+    except PhalanxError as error:
+        where = error.where.replace("[model] class", "model.class", 1).replace("[", "", 1).replace("] ", ".", 1)
+        raise PhalanxError(
+            where.rstrip("]"), value=error.value, expected=error.expected, remedy=error.remedy
+        ) from error
+
+
+def check_stages(model: nn.Module, num_stages: int) -> None:
+    """Raises PhalanxError where `split_stages` gives another number of stages, or not every parameter of the model to
+    one stage under the name that it has in the model.
+    """
+    from phalanx.models.protocol import HasStages
+
+    assert isinstance(model, HasStages), "check_layout refused it"
+    stages = model.split_stages(num_stages)
+    if len(stages) != num_stages:
+        raise PhalanxError(
+            "split_stages()", value=len(stages), expected=f"{num_stages} stages", remedy="give as many as asked for"
+        )
+    names = [name for stage in stages for name, _ in stage.named_parameters()]
+    expected = {name for name, _ in model.named_parameters()}
+    wrong = sorted(set(names) ^ expected) or sorted(name for name in expected if names.count(name) != 1)
+    if wrong:
+        raise PhalanxError(
+            "split_stages()",
+            value=", ".join(wrong[:3]),
+            expected="every parameter of the model in one stage, under the name that it has in the model",
+            remedy="give the stages the model's own modules under their own names",
+        )
+
+
+def _check_functions(job: Job) -> None:
+    if job.loss.fn is None and not job.metrics.fn:
+        return
+    from phalanx.parallel.own import check_token_sum
+
+    given = getattr(job.model.args, "vocab_size", None)
+    if isinstance(job.model.args, dict):
+        given = job.model.args.get("vocab_size")
+    vocab_size = min(given, PROBED_VOCABULARY) if isinstance(given, int) and given > 1 else PROBED_VOCABULARY
+    if job.loss.fn is not None:
+        check_token_sum("loss.fn", job.loss.fn, job.loss.args, vocab_size)
+    for name, path in job.metrics.fn.items():
+        check_token_sum(f"metrics.fn.{name}", path, {}, vocab_size)

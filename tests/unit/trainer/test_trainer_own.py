@@ -1,0 +1,148 @@
+"""What a job names of the user's own: refused in one line before a rank starts, and the optimizer's state kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from phalanx.core.box import Box, HeldTensor
+from phalanx.core.errors import PhalanxError
+from phalanx.spec import Job, parse_job
+from phalanx.trainer.optimizer import Optimizer, optimizer_of
+from phalanx.trainer.own_checks import check_own
+from phalanx.trainer.own_optimizer import rule_of
+
+TABLES: dict[str, dict[str, Any]] = {
+    "job": {"name": "own", "storage": "memory://own"},
+    "model": {"class": "own_parts:Plain", "args": {"vocab_size": 32}},
+    "data": {"train": "memory://nothing/train"},
+    "training": {"seq_len": 32, "steps": 4, "global_batch_size": 8, "max_norm": 0.0},
+    "optimizer": {"lr": 0.1},
+}
+
+
+def _job(**sections: Any) -> Job:
+    return parse_job({name: {**TABLES.get(name, {}), **sections.get(name, {})} for name in TABLES.keys() | sections})
+
+
+def _model(name: str, **args: Any) -> dict[str, Any]:
+    return {"class": f"own_parts:{name}", "args": {"vocab_size": 32, **args}}
+
+
+PP2 = {"pp": 2}
+REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
+    "no class": ({"model": _model("Nothing")}, 1, r"model\.class is 'own_parts:Nothing': .*importable.*code\.path"),
+    "no module": ({"model": {"class": "nothing:X", "args": {}}}, 1, r"model\.class is 'nothing:X'"),
+    "wrong argument": ({"model": _model("Plain", depth=3)}, 1, r"model\.args is .*Plain\(.*unexpected keyword.*depth"),
+    "tp": ({"parallel": {"tp": 2}}, 2, r"parallel\.tp is 2: expected 1, because Plain has no parallel_plan\(\)"),
+    "pp": ({"parallel": PP2}, 2, r"parallel\.pp is 2: expected 1, because Plain has no split_stages\(num_stages\)"),
+    "plan": ({"model": _model("Planned"), "parallel": {"tp": 2}}, 2, r"parallel_plan\(\) is 'head.weight'"),
+    "width": ({"model": _model("Planned", dim=9), "parallel": {"tp": 2}}, 2, r"parallel\.tp is 2: expected a divisor"),
+    "stages": ({"model": _model("Staged"), "parallel": PP2}, 2, r"split_stages\(\) is 'layers\.3\.bias, layers\.3\.w"),
+    "number of stages": ({"model": _model("Staged"), "parallel": {"pp": 4}}, 4, r"split_stages\(\) is 2: expected 4"),
+    "loss raises": ({"loss": {"fn": "own_parts:raises"}}, 1, r"loss\.fn.*RuntimeError: no such kernel"),
+    "loss of a mean": ({"loss": {"fn": "own_parts:mean"}}, 1, r"loss\.fn is 'own_parts:mean': expected a sum over"),
+    "loss of all": ({"loss": {"fn": "own_parts:counts_all"}}, 1, r"loss\.fn.*windows without targets"),
+    "loss is no tensor": ({"loss": {"fn": "own_parts:a_number"}}, 1, r"loss\.fn.*not float"),
+    "loss argument": ({"loss": {"fn": "own_parts:cross_entropy", "args": {"z": 1}}}, 1, r"loss\.fn.*argument 'z'"),
+    "metric": ({"metrics": {"fn": {"top": "own_parts:mean"}}}, 1, r"metrics\.fn\.top is 'own_parts:mean'"),
+    "no optimizer": ({"optimizer": {"class": "own_parts:Plain"}}, 1, r"optimizer\.class.*torch\.optim\.Optimizer"),
+    "argument": ({"optimizer": {"class": "own_parts:Lion", "args": {"x": 1}}}, 1, r"optimizer\.args.*argument 'x'"),
+    "norm": ({"optimizer": {"class": "own_parts:ByNorm"}}, 1, r"optimizer\.class.*element-wise rule"),
+    "rows": ({"optimizer": {"class": "own_parts:ByRows"}}, 1, r"'rows' is a Tensor of shape \(4,\)"),
+    "learnt": ({"optimizer": {"class": "own_parts:Learnt"}}, 1, r"learnt for all parameters together"),
+    "rprop": ({"optimizer": {"class": "torch.optim:ASGD"}}, 1, r"numbers that count updates, but state"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_own_part_that_ranks_could_not_run_is_refused_in_one_line(what: str) -> None:
+    sections, world_size, told = REFUSED[what]
+    job = _job(**sections)
+    with pytest.raises(PhalanxError, match=told) as refused:
+        check_own(job, job.layout(world_size))
+    assert "\n" not in str(refused.value)
+
+
+def test_own_module_that_fails_tells_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_failing.py").write_text("x = 1\ny = x / 0\n")
+    job = _job(model={"class": "own_failing:Model"})
+    with pytest.raises(PhalanxError, match=r"ZeroDivisionError: division by zero \(.*own_failing\.py:2\)"):
+        check_own(job, job.layout(1))
+
+
+def test_own_parts_that_fit_pass() -> None:
+    job = _job(
+        loss={"fn": "own_parts:cross_entropy", "args": {"scale": 0.5}},
+        metrics={"fn": {"accuracy": "own_parts:accuracy"}},
+        optimizer={"class": "own_parts:Lion", "args": {"beta": 0.5}},
+    )
+    check_own(job, job.layout(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "args", "moments"),
+    [
+        ("own_parts:Lion", {}, ("momentum",)),
+        ("torch.optim:SGD", {"momentum": 0.9, "dampening": 0.5}, ("momentum_buffer",)),
+        ("torch.optim:SGD", {}, ()),
+        ("torch.optim:RMSprop", {"centered": True}, ("square_avg", "grad_avg")),
+        ("torch.optim:Adamax", {}, ("exp_avg", "exp_inf")),
+        ("torch.optim:RAdam", {}, ("exp_avg", "exp_avg_sq")),
+        ("torch.optim:Rprop", {}, ("prev", "step_size")),
+        ("torch.optim:Adagrad", {"initial_accumulator_value": 0.1}, ("sum",)),
+    ],
+)
+def test_own_optimizer_resumes_bit_for_bit_from_what_a_checkpoint_holds(
+    name: str, args: dict[str, Any], moments: tuple[str, ...]
+) -> None:
+    job = _job(optimizer={"class": name, "args": args})
+    assert set(rule_of(job).moments) == set(moments)
+    whole = _stepped(job, 4)[0]
+    first, optimizer = _stepped(job, 2)
+    assert [held.name for held in optimizer.state()] == [f"optim.{n}.{m}" for n in "abc" for m in optimizer.moments]
+    resumed, other = _held([held.local.clone() for held in first]), None
+    other = optimizer_of(job, resumed)
+    for empty, saved in zip(other.state(), optimizer.state(), strict=True):
+        empty.local.copy_(saved.local)
+    other.resume(optimizer.num_updates)
+    _step(other, resumed, range(2, 4))
+    for expected, found in zip(whole, resumed, strict=True):
+        assert torch.equal(expected.local, found.local), found.name
+
+
+def test_own_optimizer_before_its_first_update_is_restored_as_new() -> None:
+    job = _job(optimizer={"class": "torch.optim:Rprop"})
+    held = _held(_values())
+    optimizer = optimizer_of(job, held)
+    assert all(not each.local.any() for each in optimizer.state())
+    optimizer.resume(0)
+    _step(optimizer, held, range(4))
+    assert all(torch.equal(a.local, b.local) for a, b in zip(held, _stepped(job, 4)[0], strict=True))
+
+
+def _values() -> list[torch.Tensor]:
+    return [torch.linspace(-1, 1, 6).view(2, 3), torch.ones(3), torch.ones(0, 3)]
+
+
+def _held(values: list[torch.Tensor]) -> list[HeldTensor]:
+    return [
+        HeldTensor(name, tuple(value.shape), Box((0,) * value.dim(), tuple(value.shape)), value)
+        for name, value in zip("abc", values, strict=True)
+    ]
+
+
+def _stepped(job: Job, num_steps: int) -> tuple[list[HeldTensor], Optimizer]:
+    held = _held(_values())
+    optimizer = optimizer_of(job, held)
+    _step(optimizer, held, range(num_steps))
+    return held, optimizer
+
+
+def _step(optimizer: Optimizer, held: list[HeldTensor], steps: range) -> None:
+    for step in steps:
+        optimizer.update([torch.sin(each.local + step) for each in held], 1.0, 0.5)
