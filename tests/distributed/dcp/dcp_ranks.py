@@ -139,13 +139,23 @@ def refused(context: RankContext) -> None:
             call()
         except (PhalanxError, DamagedCheckpoint) as error:
             told[name] = f"{type(error).__name__}: {error}"
+    heard = {}
+    for name, call in {
+        "kind": lambda: save([ones] if context.rank else {"x": ones}, url, step=6),
+        "step": lambda: async_save({"x": ones}, url, step="6" if context.rank else 6),
+        "url": lambda: load({"x": ones}, 7 if context.rank else url),
+    }.items():
+        try:
+            call()
+        except PhalanxError as error:
+            heard[name] = str(error)
     ref = save({"x": ones}, url, step=5)
     assert ref == CheckpointRef(1, 5), ref  # the save of step 5 before it was refused before anything was written
     try:
         dcp.load({"y": ones}, storage_reader=PhalanxReader(url))
     except dcp.CheckpointException as error:
         told["torch"] = str(error)
-    context.report("result", told=told)
+    context.report("result", told=told, heard=heard)
     dist.destroy_process_group()
 
 

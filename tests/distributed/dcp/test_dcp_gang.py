@@ -93,6 +93,11 @@ def test_ranks_all_hear_what_one_failed_with_and_go_on(fork_server: ForkServer, 
     assert told["damage"].startswith("DamagedCheckpoint") and "model.w" in told["damage"]
     assert "committed checkpoint" in told["nothing"] and told["nothing"].startswith("PhalanxError")
     assert "Missing key in checkpoint state_dict: y" in told["torch"]
+    there, here = results[0]["heard"], results[1]["heard"]
+    assert here.keys() == there.keys() == {"kind", "step", "url"}
+    assert here["kind"].startswith("state dict is") and here["step"].startswith("step is '6'")
+    assert here["url"].startswith("storage URL is '7'")
+    assert all(text.startswith("the call on rank 1 is ") and here[name][:8] in text for name, text in there.items())
 
 
 def test_background_failure_that_one_rank_has_heard_is_raised_once_on_all(

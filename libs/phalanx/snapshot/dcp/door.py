@@ -15,6 +15,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef
 from phalanx.objects import StorageSettings
 from phalanx.snapshot.arguments import names_of, step_of
+from phalanx.snapshot.dcp.agreed import agreed
 from phalanx.snapshot.dcp.failures import told_plainly
 from phalanx.snapshot.dcp.given import require_dict, require_storable
 from phalanx.snapshot.dcp.groups import own_group
@@ -43,9 +44,13 @@ def save(
     PhalanxError where something of this cannot be saved (nothing exists then), OutsideError where storage or another
     rank fails, and first what a background save failed with that nobody has seen.
     """
-    require_dict(state_dict)
-    writer = PhalanxWriter(url, step_of(step), settings=settings, deadline_s=deadline_s)
+
+    def made() -> PhalanxWriter:
+        require_dict(state_dict)
+        return PhalanxWriter(url, step_of(step), settings=settings, deadline_s=deadline_s)
+
     group = own_group("save", process_group, deadline_s)
+    writer = agreed(made, group)
     flight.finish(group)
     with told_plainly():
         state_dict_saver.save(state_dict, storage_writer=writer, planner=CheckedSavePlanner(), process_group=group)
@@ -66,16 +71,19 @@ def async_save(
 
     Waits for the background save before it, and raises its failure unless `Saving.result` has.
     """
-    require_dict(state_dict)
-    writer_step = step_of(step)
-    writer = _HelpersWriter(url, writer_step, settings=settings, deadline_s=deadline_s)
+
+    def made() -> PhalanxWriter:
+        require_dict(state_dict)
+        return _HelpersWriter(url, step_of(step), settings=settings, deadline_s=deadline_s)
+
     group = own_group("save", process_group, deadline_s)
+    writer = agreed(made, group)
     flight.finish(group)
     future = state_dict_saver.async_save(
         state_dict, storage_writer=writer, planner=CheckedSavePlanner(), process_group=group
     )
     assert isinstance(future, Future), "it was staged at once"
-    saving = Saving(writer_step, writer, future)
+    saving = Saving(step_of(step), writer, future)
     flight.begin(saving)
     return saving
 
@@ -98,15 +106,16 @@ def load(
     and DamagedCheckpoint, naming object and tensor, where a byte is not what was saved; don't go on with the state
     then.
     """
-    require_dict(state_dict)
-    names = names_of("partial", partial)
-    reader = _HelpersReader(url, step, settings=settings)
+
+    def made() -> tuple[PhalanxReader, CheckedPlanner]:
+        require_dict(state_dict)
+        return _HelpersReader(url, step, settings=settings), CheckedPlanner(names_of("partial", partial))
+
     group = own_group("load", process_group, deadline_s)
+    reader, planner = agreed(made, group)
     try:
         with told_plainly():
-            state_dict_loader.load(
-                state_dict, storage_reader=reader, planner=CheckedPlanner(names), process_group=group
-            )
+            state_dict_loader.load(state_dict, storage_reader=reader, planner=planner, process_group=group)
     except DamagedCheckpoint as error:
         _note_older(error, url, settings)
         raise
