@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
 
 from phalanx.core.errors import PhalanxError
 from phalanx.spec import ModelArgs
 
 
 @dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """Rotary frequencies slowed down for longer windows; the names are those of `[model.args.rope_scaling]`.
+
+    A key that is not of its type is None; those of yarn that may be left out get what the paper has.
+    """
+
+    type: str
+    factor: float
+    original_max_position_embeddings: int | None = None
+    low_freq_factor: float | None = None
+    high_freq_factor: float | None = None
+    beta_fast: float | None = None
+    beta_slow: float | None = None
+    attention_factor: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.type == "yarn":
+            yarn = {"beta_fast": 32.0, "beta_slow": 1.0, "attention_factor": 0.1 * math.log(self.factor) + 1.0}
+            for name, usual in yarn.items():
+                if getattr(self, name) is None:
+                    object.__setattr__(self, name, usual)
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderArgs:
-    """Shape of a decoder; the names are those of `[model.args]`."""
+    """Shape of a decoder; the names are those of `[model.args]`. head_dim 0: dim / n_heads."""
 
     dim: int
     n_layers: int
@@ -22,14 +48,20 @@ class DecoderArgs:
     norm_eps: float = 1e-5
     rope_theta: float = 10000.0
     tie_embeddings: bool = False
+    head_dim: int = 0
+    qk_norm: bool = False
+    qkv_bias: bool = False
+    rope_scaling: RopeScaling | None = None
 
     def __post_init__(self) -> None:
-        if self.dim % self.n_heads or (self.dim // self.n_heads) % 2:
+        if not self.head_dim and self.dim % self.n_heads == 0:
+            object.__setattr__(self, "head_dim", self.dim // self.n_heads)
+        if not self.head_dim or self.head_dim % 2:
             raise PhalanxError(
                 "[model.args] dim",
                 value=self.dim,
-                expected=f"a multiple of 2 x n_heads ({2 * self.n_heads})",
-                remedy="change dim or n_heads",
+                expected=f"a multiple of 2 x n_heads ({2 * self.n_heads}), or an even head_dim beside it",
+                remedy="change dim, n_heads or head_dim",
             )
         if self.n_heads % self.n_kv_heads:
             raise PhalanxError(
@@ -39,12 +71,21 @@ class DecoderArgs:
                 remedy="change n_kv_heads",
             )
 
-    @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.dim // self.n_heads
-
     @classmethod
     def of(cls, args: ModelArgs) -> Self:
         """From the resolved `[model.args]` of a job."""
-        return cls(**{name: getattr(args, name) for name in cls.__dataclass_fields__})
+        return cls.of_plain(args.model_dump())
+
+    @classmethod
+    def of_plain(cls, args: Mapping[str, Any]) -> Self:
+        """From `[model.args]` as a job's record has it, which says nothing of keys that have come since."""
+        said = {name: args[name] for name in cls.__dataclass_fields__ if args.get(name) is not None}
+        if "rope_scaling" in said:
+            said["rope_scaling"] = RopeScaling(**said["rope_scaling"])
+        return cls(**said)
+
+    def by_key(self) -> dict[str, Any]:
+        """Values by their dotted keys below `[model.args]`; those of a table that is left out have none."""
+        values = asdict(self)
+        scaling = values.pop("rope_scaling") or {}
+        return {**values, **{f"rope_scaling.{name}": value for name, value in scaling.items()}}

@@ -1,4 +1,5 @@
-"""The built-in dense decoder (Llama: RMSNorm, rotary positions, grouped queries, SwiGLU) in plain torch.
+"""The built-in dense decoder (Llama: RMSNorm, rotary positions, grouped queries, SwiGLU; Qwen2's biases and Qwen3's
+normalised heads by its arguments) in plain torch.
 
 Nothing here knows about processes: tensor parallelism cuts the weights of these modules and puts its exchanges at the
 module boundaries that `parallel_plan` names, so head counts are read off the weights' shapes and never off the
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs
 from phalanx.models.protocol import Initial, Style, split_evenly
+from phalanx.models.rotary import rotary_table, rotate
 
 INITIAL_STD = 0.02
 
@@ -36,23 +38,6 @@ class RMSNorm(nn.Module):
         return normal.to(x.dtype) * self.weight
 
 
-def rotary_table(position_ids: Tensor, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each fp32 [B, 1, S, head_dim], for position_ids [B, S]; halves repeated (arXiv 2104.09864,
-    half rotation).
-    """
-    exponent = torch.arange(0, head_dim, 2, dtype=torch.float32, device=position_ids.device) / head_dim
-    angle = position_ids[:, None, :, None].float() * theta**-exponent
-    angle = torch.cat((angle, angle), dim=-1)
-    return angle.cos(), angle.sin()
-
-
-def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Rotary positions applied to x [B, H, S, head_dim]: the first half of a head pairs with its second half."""
-    wide = x.float()
-    first, second = wide.chunk(2, dim=-1)
-    return (wide * cosines + torch.cat((-second, first), dim=-1) * sines).to(x.dtype)
-
-
 def attention_mask(document_ids: Tensor) -> Tensor:
     """Bool [B, 1, S, S], true where query (row) may see key (column): not later, and of the same document."""
     length = document_ids.shape[1]
@@ -61,19 +46,25 @@ def attention_mask(document_ids: Tensor) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention (arXiv 2305.13245)."""
+    """Grouped-query self-attention (arXiv 2305.13245). With `qk_norm` every head of the queries and keys is normalised
+    before its rotation, by one weight for all heads (Qwen3, arXiv 2505.09388, section 2).
+    """
 
     def __init__(self, args: DecoderArgs) -> None:
         super().__init__()
         self.head_dim = args.head_dim
-        self.wq = nn.Linear(args.dim, args.n_heads * args.head_dim, bias=False)
-        self.wk = nn.Linear(args.dim, args.n_kv_heads * args.head_dim, bias=False)
-        self.wv = nn.Linear(args.dim, args.n_kv_heads * args.head_dim, bias=False)
+        self.wq = nn.Linear(args.dim, args.n_heads * args.head_dim, bias=args.qkv_bias)
+        self.wk = nn.Linear(args.dim, args.n_kv_heads * args.head_dim, bias=args.qkv_bias)
+        self.wv = nn.Linear(args.dim, args.n_kv_heads * args.head_dim, bias=args.qkv_bias)
         self.wo = nn.Linear(args.n_heads * args.head_dim, args.dim, bias=False)
+        self.q_norm = RMSNorm(args.head_dim, args.norm_eps) if args.qk_norm else None
+        self.k_norm = RMSNorm(args.head_dim, args.norm_eps) if args.qk_norm else None
 
     def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
         """x [B, S, D] whole in the sequence; heads as many as the weights hold."""
         query, key, value = (self._heads(weight(x)) for weight in (self.wq, self.wk, self.wv))
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
         query, key = rotate(query, cosines, sines), rotate(key, cosines, sines)
         if (num_queries_per_key := query.shape[1] // key.shape[1]) > 1:
             key, value = (t.repeat_interleave(num_queries_per_key, dim=1) for t in (key, value))
@@ -132,7 +123,7 @@ class Decoder(nn.Module):
         it.
         """
         hidden = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
-        cosines, sines = rotary_table(position_ids, self.args.head_dim, self.args.rope_theta)
+        cosines, sines = rotary_table(position_ids, self.args)
         mask = None if document_ids is None else attention_mask(document_ids)
         for layer in self.layers.values():
             hidden = layer(hidden, cosines, sines, mask)
@@ -142,7 +133,12 @@ class Decoder(nn.Module):
 
     def parallel_plan(self) -> Mapping[str, Style]:
         """See `HasParallelPlan`."""
+        head_norms: dict[str, Style] = {
+            "layers.*.attention.q_norm": "head_norm",
+            "layers.*.attention.k_norm": "head_norm",
+        }
         return {
+            **(head_norms if self.args.qk_norm else {}),
             "tok_embeddings": "vocab_embedding",
             "layers.*.attention_norm": "sequence_norm",
             "layers.*.attention.wq": "colwise",
@@ -186,14 +182,14 @@ class Decoder(nn.Module):
         return stage
 
     def initial_weights(self) -> Mapping[str, Initial]:
-        """See `HasInitialWeights`: normal 0.02; what writes to the residual stream 0.02 / sqrt(2 n_layers); norms 1
-        (GPT-2).
+        """See `HasInitialWeights`: normal 0.02; what writes to the residual stream 0.02 / sqrt(2 n_layers); norms 1,
+        biases 0 (GPT-2).
         """
         residual_std = INITIAL_STD / math.sqrt(2 * self.args.n_layers)
         initial = {}
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
-                initial[name] = Initial(value=1.0)
+                initial[name] = Initial(value=0.0 if name.endswith(".bias") else 1.0)
             else:
                 is_residual = name.endswith(("attention.wo.weight", "feed_forward.w2.weight"))
                 initial[name] = Initial(std=residual_std if is_residual else INITIAL_STD)

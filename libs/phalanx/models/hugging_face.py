@@ -1,4 +1,4 @@
-"""The built-in decoder in Hugging Face's Llama format and back: parameter names and `config.json`.
+"""The built-in decoder in Hugging Face's Llama, Qwen2 and Qwen3 formats and back: parameter names and `config.json`.
 
 Both sides rotate the two halves of a head against each other, so that weights carry over as they are: no permutation.
 """
@@ -8,67 +8,108 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from phalanx.core.errors import PhalanxError, Problems
-from phalanx.models.args import DecoderArgs
+from phalanx.models.args import DecoderArgs, RopeScaling
+from phalanx.spec.model import ROPE_SCALING_KEYS
 
-ARCHITECTURE = "LlamaForCausalLM"
 INDEX_NAME = "model.safetensors.index.json"  # names the file of each tensor, where there are several
 _TOP = {
-    "tok_embeddings": "model.embed_tokens",
-    "norm": "model.norm",
-    "output": "lm_head",
+    "tok_embeddings.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "output.weight": "lm_head.weight",
 }
 _BLOCK = {
-    "attention_norm": "input_layernorm",
-    "attention.wq": "self_attn.q_proj",
-    "attention.wk": "self_attn.k_proj",
-    "attention.wv": "self_attn.v_proj",
-    "attention.wo": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "feed_forward.w1": "mlp.gate_proj",
-    "feed_forward.w2": "mlp.down_proj",
-    "feed_forward.w3": "mlp.up_proj",
+    "attention_norm.weight": "input_layernorm.weight",
+    "attention.wq.weight": "self_attn.q_proj.weight",
+    "attention.wk.weight": "self_attn.k_proj.weight",
+    "attention.wv.weight": "self_attn.v_proj.weight",
+    "attention.wo.weight": "self_attn.o_proj.weight",
+    "attention.wq.bias": "self_attn.q_proj.bias",
+    "attention.wk.bias": "self_attn.k_proj.bias",
+    "attention.wv.bias": "self_attn.v_proj.bias",
+    "attention.q_norm.weight": "self_attn.q_norm.weight",
+    "attention.k_norm.weight": "self_attn.k_norm.weight",
+    "ffn_norm.weight": "post_attention_layernorm.weight",
+    "feed_forward.w1.weight": "mlp.gate_proj.weight",
+    "feed_forward.w2.weight": "mlp.down_proj.weight",
+    "feed_forward.w3.weight": "mlp.up_proj.weight",
 }
+_TOP_BACK = {theirs: ours for ours, theirs in _TOP.items()}
+_BLOCK_BACK = {theirs: ours for ours, theirs in _BLOCK.items()}
 _CONFIG = {
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",
     "n_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
     "ffn_dim": "intermediate_size",
     "vocab_size": "vocab_size",
     "norm_eps": "rms_norm_eps",
     "tie_embeddings": "tie_word_embeddings",
 }
-# What a key must say for the decoder to compute the model; what transformers takes where it says nothing.
-_ONLY = {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """A model of transformers that the decoder computes. only: what further keys must say, which is also what
+    transformers takes where they say nothing. kv_heads, head_dim: what it takes where nothing is said; None: as many as
+    heads, hidden_size over heads.
+    """
+
+    model_type: str
+    architecture: str
+    only: Mapping[str, object]
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    qk_norm: bool = False
+    qkv_bias: bool = False
+
+
+_FAMILIES: Final = {
+    family.model_type: family
+    for family in (
+        _Family("llama", "LlamaForCausalLM", {"attention_bias": False, "mlp_bias": False}),
+        _Family("qwen2", "Qwen2ForCausalLM", {"use_sliding_window": False}, kv_heads=32, qkv_bias=True),
+        _Family(
+            "qwen3",
+            "Qwen3ForCausalLM",
+            {"attention_bias": False, "use_sliding_window": False},
+            kv_heads=32,
+            head_dim=128,
+            qk_norm=True,
+        ),
+    )
+}
+_WHY: Final = {
+    "hidden_act": "the feed-forward is SwiGLU",
+    "attention_bias": "the output of attention has no bias here; those of queries, keys and values alone are Qwen2's",
+    "mlp_bias": "the feed-forward has no biases here",
+    "use_sliding_window": "every token sees all earlier ones here",
+    "quantization_config": "weights are trained as they are",
+    "original_max_position_embeddings": "it belongs into rope_scaling",
+}
 _COPY = "copy the config.json that belongs to the weights"
 _CANNOT = "the decoder can't load this model"
 
 
 def name_to_hugging_face(name: str) -> str:
     """A parameter's name there; PhalanxError for a name that the decoder doesn't have."""
-    if match := re.fullmatch(r"layers\.(\d+)\.(.+)\.weight", name):
-        layer, module = match.groups()
-        if module in _BLOCK:
-            return f"model.layers.{layer}.{_BLOCK[module]}.weight"
-    elif (module := name.removesuffix(".weight")) in _TOP:
-        return f"{_TOP[module]}.weight"
+    if (match := re.fullmatch(r"layers\.(\d+)\.(.+)", name)) and match[2] in _BLOCK:
+        return f"model.layers.{match[1]}.{_BLOCK[match[2]]}"
+    if name in _TOP:
+        return _TOP[name]
     raise _unknown(name)
 
 
 def name_from_hugging_face(name: str) -> str:
-    """A parameter's name here; PhalanxError for a name that isn't Llama's."""
-    if match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)\.weight", name):
-        layer, module = match.groups()
-        for ours, theirs in _BLOCK.items():
-            if theirs == module:
-                return f"layers.{layer}.{ours}.weight"
-    for ours, theirs in _TOP.items():
-        if name == f"{theirs}.weight":
-            return f"{ours}.weight"
+    """A parameter's name here; PhalanxError for a name that isn't Llama's, Qwen2's or Qwen3's."""
+    if (match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)) and match[2] in _BLOCK_BACK:
+        return f"layers.{match[1]}.{_BLOCK_BACK[match[2]]}"
+    if name in _TOP_BACK:
+        return _TOP_BACK[name]
     raise _unknown(name)
 
 
@@ -76,84 +117,172 @@ def _unknown(name: str) -> PhalanxError:
     return PhalanxError(
         "parameter name",
         value=name,
-        expected="a parameter of a Llama-style decoder",
-        remedy="only the built-in decoder maps to Hugging Face's Llama; export your own model by your own mapping",
+        expected="a parameter of a decoder like Llama or Qwen",
+        remedy="only the built-in decoder maps to Hugging Face's; export your own model by your own mapping",
     )
 
 
 def config_to_hugging_face(
     args: DecoderArgs, *, max_position_embeddings: int, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """The content of `config.json` for transformers' LlamaForCausalLM.
+    """The content of `config.json` for transformers' Llama, Qwen2 (qkv_bias) or Qwen3 (qk_norm).
 
-    max_position_embeddings: the sequence length trained with, in tokens. dtype: of the exported weights.
+    max_position_embeddings: the sequence length trained with, in tokens. dtype: of the exported weights. Raises
+    PhalanxError for a shape that none of the three has.
     """
+    family = _family_of(args)
+    rope: dict[str, Any] = {"rope_type": "default"}
+    if args.rope_scaling is not None:
+        said = {name: value for name, value in asdict(args.rope_scaling).items() if value is not None}
+        rope = {"rope_type": said.pop("type"), **said}
+        if args.rope_scaling.type == "yarn":
+            # Some versions 4 of transformers divide it by the original one instead of reading the factor.
+            max_position_embeddings = round(said["factor"] * said["original_max_position_embeddings"])
     return {
-        "architectures": [ARCHITECTURE],
-        "model_type": "llama",
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         **{theirs: getattr(args, ours) for ours, theirs in _CONFIG.items()},
-        "head_dim": args.head_dim,
         "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+        **family.only,
         "attention_dropout": 0.0,
         "max_position_embeddings": max_position_embeddings,
+        # transformers 4 reads these two, transformers 5 the third (or the second, where it is not null).
         "rope_theta": args.rope_theta,
-        "rope_parameters": {"rope_type": "default", "rope_theta": args.rope_theta},
+        "rope_scaling": None if args.rope_scaling is None else rope,
+        "rope_parameters": {**rope, "rope_theta": args.rope_theta},
         "dtype": dtype,
     }
 
 
+def _family_of(args: DecoderArgs) -> _Family:
+    if args.qk_norm and args.qkv_bias:
+        raise PhalanxError(
+            "[model.args] qkv_bias",
+            value=True,
+            expected="false beside qk_norm: no model of transformers has these biases and normalised heads",
+            remedy="convert it with phalanx.snapshot.load",
+        )
+    family = _FAMILIES["qwen3" if args.qk_norm else "qwen2" if args.qkv_bias else "llama"]
+    if family.model_type == "llama" and args.dim % args.n_heads:
+        raise PhalanxError(
+            "[model.args] dim",
+            value=args.dim,
+            expected=f"a multiple of n_heads ({args.n_heads}): transformers opens no other Llama, with any head_dim",
+            remedy="convert it with phalanx.snapshot.load",
+        )
+    return family
+
+
 def config_from_hugging_face(config: object, where: str = "config.json") -> DecoderArgs:
-    """The decoder's shape from the content of a Llama `config.json`, which `where` names in errors.
+    """The decoder's shape from the content of a `config.json` of Llama, Qwen2 or Qwen3, which `where` names in errors.
 
     Raises Problems that list every key with a value that is none, and all that the decoder can't compute.
     """
     read = _Keys(where, config)
-    for key, only in _ONLY.items():
-        read.require(key, read.value(key, None if key == "model_type" else only), only)
+    family = _FAMILIES.get(str(read.value("model_type")))
+    if family is None:
+        read.refuse("model_type", read.value("model_type"), f"one of {', '.join(_FAMILIES)}", _CANNOT)
+        family = _FAMILIES["llama"]
+    _require_what_is_built(read, family)
     heads = read.of(_WHOLE, "num_attention_heads")
-    fallback = {"num_key_value_heads": heads or 1, "tie_word_embeddings": False}
-    kinds = {"rms_norm_eps": _NUMBER, "tie_word_embeddings": _FLAG}
-    shape = {
-        ours: read.of(kinds.get(theirs, _WHOLE), theirs, fallback.get(theirs))
+    dim = read.of(_WHOLE, "hidden_size")
+    says_kv_heads = family.kv_heads is None or "num_key_value_heads" in read.config
+    kv_heads = read.of(_WHOLE, "num_key_value_heads", heads or 1 if says_kv_heads else family.kv_heads)
+    head_dim = read.of(_WHOLE, "head_dim", family.head_dim or (dim // heads if dim and heads else 2) or 1)
+    shape: dict[str, Any] = {
+        ours: read.of(_KINDS.get(theirs, _WHOLE), theirs, False if theirs == "tie_word_embeddings" else None)
         for ours, theirs in _CONFIG.items()
-        if theirs != "num_attention_heads"
+        if ours not in ("dim", "n_heads", "n_kv_heads", "head_dim")
     }
-    rope_theta = _rope_theta(read)
-    _require_heads_that_fit(read, shape["dim"], heads, shape["n_kv_heads"])
+    rope_theta, rope_scaling = _rope(read)
+    _require_heads_that_fit(read, family, dim, heads, kv_heads, head_dim)
     if read.problems:
         raise Problems(where, read.problems)
-    shape |= {"n_heads": heads, "norm_eps": float(shape["norm_eps"]), "rope_theta": rope_theta}
-    return DecoderArgs(**shape)
+    shape |= {"dim": dim, "n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim}
+    shape |= {"norm_eps": float(shape["norm_eps"]), "rope_theta": rope_theta, "rope_scaling": rope_scaling}
+    return DecoderArgs(**shape, qk_norm=family.qk_norm, qkv_bias=family.qkv_bias)
 
 
-def _rope_theta(read: _Keys) -> float:
-    """The base of the rotary angles. A table's goes before the top level's, as transformers has it."""
-    found = read.of(_NUMBER, "rope_theta", 10000.0)
-    for table in ("rope_scaling", "rope_parameters"):
-        rope = read.of(_TABLE, table, {})
-        if not isinstance(rope, dict):
-            continue
-        for key in ("type", "rope_type"):  # the older name and the newer
-            said = rope.get(key)
-            read.require(f"{table}.{key}", "default" if said is None else said, "default")
-        if rope.get("rope_theta") is not None:
-            found = read.checked(_NUMBER, f"{table}.rope_theta", rope["rope_theta"])
-    return 0.0 if found is None else float(found)
-
-
-def _require_heads_that_fit(read: _Keys, dim: int | None, heads: int | None, kv_heads: int | None) -> None:
+def _require_heads_that_fit(
+    read: _Keys, family: _Family, dim: int | None, heads: int | None, kv_heads: int | None, head_dim: int | None
+) -> None:
     """Notes widths and numbers of heads that do not fit each other; None: one that is wrong by itself."""
-    head_dim = read.of(_WHOLE, "head_dim", dim // heads if dim and heads else 1)
-    if dim is None or heads is None:
-        return
-    if dim % (2 * heads):
-        read.refuse("hidden_size", dim, f"a multiple of 2 x num_attention_heads ({2 * heads})", _CANNOT)
-    elif head_dim is not None:
-        read.require("head_dim", head_dim, dim // heads)
-    if kv_heads is not None and heads % kv_heads:
+    needs_multiple = family.model_type == "llama" or (family.head_dim is None and read.value("head_dim") is None)
+    if dim is not None and heads is not None and needs_multiple and dim % heads:
+        read.refuse("hidden_size", dim, f"a multiple of num_attention_heads ({heads})", _CANNOT)
+    elif head_dim is not None and head_dim % 2:
+        read.refuse("head_dim", head_dim, "an even width: rotary positions turn pairs", _CANNOT)
+    if heads is not None and kv_heads is not None and heads % kv_heads:
         read.refuse("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})", _CANNOT)
+
+
+def _require_what_is_built(read: _Keys, family: _Family) -> None:
+    """Notes what transformers would compute otherwise than the decoder, by the names of its keys."""
+    for key, only in {"hidden_act": "silu", **family.only}.items():
+        found = read.value(key, only)
+        if type(found) is not type(only) or found != only:
+            read.refuse(key, found, f"{only!r}: {_WHY[key]}", _CANNOT)
+    for key in ("quantization_config", "original_max_position_embeddings"):
+        if read.value(key) is not None:
+            read.refuse(key, read.value(key), f"null: {_WHY[key]}", _CANNOT)
+    kinds = read.of(_LIST, "layer_types", [])
+    for kind in sorted({str(kind) for kind in kinds or ()} - {"full_attention"}):
+        read.refuse("layer_types", kind, f"full_attention in every layer: {_WHY['use_sliding_window']}", _CANNOT)
+    _require_whole_rotation(read, "partial_rotary_factor", read.value("partial_rotary_factor", 1.0))
+
+
+def _require_whole_rotation(read: _Keys, key: str, share: object) -> None:
+    if isinstance(share, bool) or share != 1:
+        read.refuse(key, share, "1: every pair of a head is rotated", _CANNOT)
+
+
+def _rope(read: _Keys) -> tuple[float, RopeScaling | None]:
+    """The base of the rotary angles and how they are scaled, from the tables of transformers 4 and 5.
+
+    The base in a table goes before that of the top level, and that of `rope_scaling` first, as transformers has it.
+    """
+    theta = read.of(_NUMBER, "rope_theta", 10000.0)
+    found: dict[str, RopeScaling | None] = {}
+    for name in ("rope_parameters", "rope_scaling"):
+        table = read.of(_TABLE, name, {})
+        if not table:
+            continue
+        if table.get("rope_theta") is not None:
+            theta = read.checked(_NUMBER, f"{name}.rope_theta", table["rope_theta"])
+        found[name] = _scaling(read, name, table)
+    scaling = found.get("rope_scaling", found.get("rope_parameters"))
+    if len(found) > 1 and not read.problems and found["rope_scaling"] != found["rope_parameters"]:
+        read.refuse("rope_parameters", read.value("rope_parameters"), "the same as rope_scaling", _COPY)
+    if scaling is not None and scaling.type == "yarn" and theta is not None and theta <= 1:
+        read.refuse("rope_theta", theta, "more than 1 with yarn", _COPY)
+    return float(theta or 0.0), scaling
+
+
+def _scaling(read: _Keys, name: str, table: Mapping[str, Any]) -> RopeScaling | None:
+    """What a table says of scaling; None for nothing, and where it is wrong, which is noted."""
+    types = [table[key] for key in ("rope_type", "type") if table.get(key) is not None]  # the newer name, the older
+    kind = types[0] if types else "default"
+    if kind not in ("default", *ROPE_SCALING_KEYS):
+        read.refuse(f"{name}.rope_type", kind, f"one of default, {', '.join(ROPE_SCALING_KEYS)}", _CANNOT)
+        return None
+    needed, optional = ROPE_SCALING_KEYS.get(kind, ((), ()))
+    unknown = table.keys() - {*needed, *optional, "rope_type", "type", "rope_theta", "partial_rotary_factor"}
+    for key in sorted(unknown):
+        if table[key] is not None:
+            read.refuse(f"{name}.{key}", table[key], f"null: rope_type {kind} is built without it", _CANNOT)
+    _require_whole_rotation(read, f"{name}.partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
+    values = {key: table.get(key) for key in (*needed, *optional) if key in needed or table.get(key) is not None}
+    if values.get("original_max_position_embeddings", 0) is None:
+        values["original_max_position_embeddings"] = read.value("max_position_embeddings")  # as transformers 5 has it
+    checked = {key: read.checked(_KINDS.get(key, _NUMBER), f"{name}.{key}", value) for key, value in values.items()}
+    if kind == "default" or None in checked.values():
+        return None
+    scaling = RopeScaling(kind, **checked)
+    for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
+        least, most = getattr(scaling, low), getattr(scaling, high)
+        if least is not None and most is not None and least >= most:
+            read.refuse(f"{name}.{high}", most, f"more than {low} ({least})", _COPY)
+    return scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +300,16 @@ _NUMBER: Final = _Kind(
 )
 _FLAG: Final = _Kind("true or false", lambda value: type(value) is bool)
 _TABLE: Final = _Kind("a table of keys", lambda value: isinstance(value, dict))
+_LIST: Final = _Kind("a list", lambda value: isinstance(value, list))
+_FACTOR: Final = _Kind(
+    "a number of at least 1", lambda value: type(value) in (int, float) and 1 <= value <= sys.float_info.max
+)
+_KINDS: Final = {
+    "rms_norm_eps": _NUMBER,
+    "tie_word_embeddings": _FLAG,
+    "factor": _FACTOR,
+    "original_max_position_embeddings": _WHOLE,
+}
 
 
 class _Keys:
@@ -179,12 +318,12 @@ class _Keys:
     def __init__(self, where: str, config: object) -> None:
         if not isinstance(config, Mapping):
             raise PhalanxError(where, value=type(config).__name__, expected="a JSON object", remedy=_COPY)
-        self._where, self._config = where, config
+        self._where, self.config = where, config
         self.problems: list[PhalanxError] = []
 
     def value(self, key: str, default: object = None) -> object:
         """What stands at `key`; `default` where nothing or null does."""
-        found = self._config.get(key)
+        found = self.config.get(key)
         return default if found is None else found
 
     def of(self, kind: _Kind, key: str, default: object = None) -> Any:
@@ -197,11 +336,6 @@ class _Keys:
             return value
         self.refuse(key, value, kind.expected, _COPY)
         return None
-
-    def require(self, key: str, value: object, only: object) -> None:
-        """Notes a value other than the only one that the decoder computes."""
-        if type(value) is not type(only) or value != only:
-            self.refuse(key, value, f"{only!r}", _CANNOT)
 
     def refuse(self, key: str, value: object, expected: str, remedy: str) -> None:
         """Notes a problem."""

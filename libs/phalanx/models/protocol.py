@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-Style = Literal["colwise", "rowwise", "vocab_embedding", "vocab_head", "sequence_norm"]
+Style = Literal["colwise", "rowwise", "vocab_embedding", "vocab_head", "sequence_norm", "head_norm"]
 """How a module's weights are cut over the `tp` axis, and what it exchanges (Megatron-LM, arXiv 1909.08053 section 3;
 sequence parallelism, arXiv 2205.05198 section 4.2). Between blocks activations are [B, S / tp, D].
 
@@ -28,6 +28,8 @@ vocab_embedding: nn.Embedding, rows cut; partial outputs are summed and scattere
 vocab_head: nn.Linear, output rows (vocabulary) cut; gives local logits, and the loss never gathers them.
 sequence_norm: a normalisation on [B, S / tp, D]; its output is gathered over the sequence, its weight held by every tp
 rank.
+head_norm: a normalisation of each head that a rank has, [B, H / tp, S, head_dim]; no exchange, its weight held by every
+tp rank. Gradients of weights so held are summed over tp.
 """
 
 

@@ -55,7 +55,7 @@ class TensorSlices:
     """Where the parameters of one rank lie in the global model.
 
     shapes: global shape by name. boxes: the tp slice by name, before fully_shard. partial: held by every tp rank, with
-    gradients that are sums over the rank's part of the sequence only.
+    gradients that are sums over the rank's part of the sequence or of the heads only.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -133,6 +133,8 @@ def _apply_style(
     if style == "sequence_norm":
         slices.partial.update(f"{name}.{own}" for own, _ in module.named_parameters(recurse=False))
         module.register_forward_hook(lambda _module, _inputs, output: gather_sequence(output, group))
+    elif style == "head_norm":
+        slices.partial.update(f"{name}.{own}" for own, _ in module.named_parameters(recurse=False))
     elif style == "vocab_embedding" and type(module) is nn.Embedding and module.padding_idx is None:
         cut("weight", 0)
         _become(module, VocabEmbedding, group)

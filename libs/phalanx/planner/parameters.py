@@ -1,10 +1,10 @@
 """Exact parameter counts: of the whole model by part, and of one rank by its place in the layout.
 
-The decoder: token embedding [V, d]; in each layer two norms [d], wq [h hd, d], wk and wv [kv hd, d], wo [d, h hd], and
-SwiGLU w1, w3 [f, d], w2 [d, f] (without the gate w1 and w2), or a router [E, d] with E such and shared ones; a final
-norm [d]; an output head [V, d] unless it is tied. With biases and a table of positions this is GPT-3's
-12 l d^2 (1 + 13 / (12 d) + (V + s) / (12 l d)) (Narayanan et al. 2021, arXiv 2104.04473, equation 2). Latent attention:
-DeepSeek-V2, arXiv 2405.04434, section 2.1.
+The decoder: token embedding [V, d]; in each layer two norms [d], wq [h hd, d], wk and wv [kv hd, d], their biases and
+two norms of heads [hd] where it has them, wo [d, h hd], and SwiGLU w1, w3 [f, d], w2 [d, f] (without the gate w1 and
+w2), or a router [E, d] with E such and shared ones; a final norm [d]; an output head [V, d] unless it is tied. With
+biases and a table of positions this is GPT-3's 12 l d^2 (1 + 13 / (12 d) + (V + s) / (12 l d)) (Narayanan et al. 2021,
+arXiv 2104.04473, equation 2). Latent attention: DeepSeek-V2, arXiv 2405.04434, section 2.1.
 """
 
 from __future__ import annotations
@@ -41,13 +41,16 @@ class ParameterCounts:
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """Parameters of one layer. ffn: the dense or shared one; experts: all routed ones; norms: with the biases."""
+    """Parameters of one layer. ffn: the dense or shared one; experts: all routed ones; norms: with the biases;
+    cut_biases: those of them that tensor parallelism cuts.
+    """
 
     attention: int
     ffn: int
     router: int
     experts: int
     norms: int
+    cut_biases: int
 
 
 def layer_counts(model: ModelShape, *, dense: bool = False) -> LayerCounts:
@@ -57,6 +60,9 @@ def layer_counts(model: ModelShape, *, dense: bool = False) -> LayerCounts:
     norms = 2 * model.dim
     if model.latent:
         norms += model.latent.query_rank + model.latent.kv_rank
+    if model.qk_norm:
+        norms += 2 * model.head_dim
+    cut_biases = model.head_dim * (model.n_heads + 2 * model.n_kv_heads) if model.qkv_bias else 0
     if model.biases:
         # Two LayerNorms, and the outputs of query, key, value, their projection and the feed-forward's two products.
         norms += 4 * model.dim + model.head_dim * (model.n_heads + 2 * model.n_kv_heads) + width
@@ -65,7 +71,8 @@ def layer_counts(model: ModelShape, *, dense: bool = False) -> LayerCounts:
         ffn=num_ffn_products(model) * model.dim * width,
         router=model.num_experts * model.dim if has_experts else 0,
         experts=model.num_experts * expert_count(model) if has_experts else 0,
-        norms=norms,
+        norms=norms + cut_biases,
+        cut_biases=cut_biases,
     )
 
 
@@ -150,8 +157,9 @@ def rank_parameters(
     layer, first, tp = layer_counts(model), layer_counts(model, dense=True), layout.tp
     table = model.vocab_size * model.dim
     num_tables = int(is_first) + int(is_last and not (model.tie_embeddings and is_first))
-    block_split, block_whole = (layer.attention + layer.ffn) // tp, layer.norms + layer.router
-    first_split, first_whole = (first.attention + first.ffn) // tp, first.norms
+    block_split = (layer.attention + layer.ffn + layer.cut_biases) // tp
+    first_split = (first.attention + first.ffn + first.cut_biases) // tp
+    block_whole, first_whole = layer.norms - layer.cut_biases + layer.router, first.norms - first.cut_biases
     block_experts = layer.experts // (tp * layout.ep)
     num_rest = num_layers - num_dense
     final_norm = (1 + model.biases) * model.dim if is_last else 0

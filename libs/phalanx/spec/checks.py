@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from phalanx.spec.data_checks import data_findings
 from phalanx.spec.finding import Finding
-from phalanx.spec.keys import LARGEST_INTEGER
+from phalanx.spec.keys import LARGEST_INTEGER, bound_text
 from phalanx.spec.layout import Layout
-from phalanx.spec.model import ModelArgs
+from phalanx.spec.model import ROPE_SCALING_KEYS, ModelArgs
 from phalanx.spec.parallel import AXES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Parallel
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
         else resolve_axes(job.parallel, world_size)
     )
     if isinstance(job.model.args, ModelArgs):
-        findings += _shape(job.model.args)
+        findings += [*_shape(job.model.args), *_rope_scaling(job.model.args)]
         findings += _divisions(job.model.args, job.training.seq_len, job.parallel, layout)
     findings += _windows(job, layout)
     findings += _pipeline(job, layout)
@@ -88,19 +88,17 @@ def _axes(parallel: Parallel, world_size: int | None) -> Iterator[Finding]:
 
 def _shape(args: ModelArgs) -> Iterator[Finding]:
     name = "model.args."
-    if args.dim % args.n_heads:
+    heads = (f"{name}dim", f"{name}n_heads", f"{name}head_dim")
+    if not args.head_dim:
         yield Finding(
-            (f"{name}dim", f"{name}n_heads"),
-            args.dim,
-            f"a multiple of n_heads = {args.n_heads}",
-            "change dim or n_heads",
+            heads, args.dim, f"a multiple of n_heads = {args.n_heads}", "change dim or n_heads, or set head_dim"
         )
     elif args.head_dim % 2:
         yield Finding(
-            (f"{name}dim", f"{name}n_heads"),
+            heads,
             args.dim,
             f"an even width of each head, not {args.head_dim} (rotary positions turn pairs)",
-            "change dim or n_heads",
+            "change dim, n_heads or head_dim",
         )
     if args.n_heads % args.n_kv_heads:
         yield Finding(
@@ -125,6 +123,34 @@ def _shape(args: ModelArgs) -> Iterator[Finding]:
             f"at most num_experts = {args.moe.num_experts}",
             "lower top_k or add experts",
         )
+
+
+def _rope_scaling(args: ModelArgs) -> Iterator[Finding]:
+    scaling, name = args.rope_scaling, "model.args.rope_scaling."
+    if scaling is None:
+        return
+    needed, optional = ROPE_SCALING_KEYS[scaling.type]
+    for key in type(scaling).model_fields.keys() - {"type"}:
+        value = getattr(scaling, key)
+        if value is None and key in needed:
+            yield Finding((f"{name}{key}", f"{name}type"), value, f"a value with type {scaling.type}", "set it")
+        if value is not None and key not in (*needed, *optional):
+            yield Finding((f"{name}{key}", f"{name}type"), value, f"none with type {scaling.type}", "remove it")
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    if low is not None and high is not None and low >= high:
+        yield Finding(
+            (f"{name}high_freq_factor", f"{name}low_freq_factor"),
+            high,
+            f"more than low_freq_factor = {low}",
+            "raise it",
+        )
+    fast, slow = scaling.beta_fast or 32.0, scaling.beta_slow or 1.0
+    if fast <= slow:
+        yield Finding(
+            (f"{name}beta_fast", f"{name}beta_slow"), fast, f"more than beta_slow = {bound_text(slow)}", "raise it"
+        )
+    if scaling.type == "yarn" and args.rope_theta <= 1:
+        yield Finding(("model.args.rope_theta", f"{name}type"), args.rope_theta, "more than 1 with yarn", "raise it")
 
 
 def _divisions(args: ModelArgs, seq_len: int, parallel: Parallel, layout: Layout | None) -> Iterator[Finding]:

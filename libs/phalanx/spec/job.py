@@ -13,7 +13,7 @@ from phalanx.spec.checks import findings_of, resolve_axes
 from phalanx.spec.data import Data
 from phalanx.spec.keys import Mark, Section, child_section, mark_of
 from phalanx.spec.layout import Layout
-from phalanx.spec.model import Model
+from phalanx.spec.model import Model, ModelArgs
 from phalanx.spec.operation import Checkpoint, Deadlines, JobSection, Metrics, Recovery, Storage, Validation
 from phalanx.spec.own import Code, Loss
 from phalanx.spec.parallel import ActivationCheckpoint, Cluster, Compile, Parallel
@@ -96,6 +96,9 @@ class Job(Section):
             del chosen["loss"]
         if self.optimizer.class_ is None:
             del chosen["optimizer"]["class"], chosen["optimizer"]["args"]
+        if isinstance(self.model.args, ModelArgs):
+            for name in self.model.args.usual:
+                del chosen["model"]["args"][name]
         for source in chosen["data"].get("sources", {}).values():
             del source["digest"]
         if self.lr_scheduler.decay_type == "none":

@@ -4,12 +4,12 @@ arguments of its own."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import GetPydanticSchema, ValidatorFunctionWrapHandler, field_validator, model_validator
 from pydantic_core.core_schema import ValidationInfo
 
-from phalanx.spec.keys import Mark, Section, key
+from phalanx.spec.keys import MOST, Mark, Section, key
 from phalanx.spec.own import OWN_PATTERN, require_json, wrong
 from phalanx.spec.presets import PRESETS
 
@@ -26,6 +26,48 @@ class MoeArgs(Section):
     )
 
 
+# By type of scaling: the keys that it needs, and those that it may have.
+ROPE_SCALING_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "linear": (("factor",), ()),
+    "llama3": (("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"), ()),
+    "yarn": (("factor", "original_max_position_embeddings"), ("beta_fast", "beta_slow", "attention_factor")),
+}
+
+
+class RopeScaling(Section):
+    """Rotary frequencies slowed down, for windows longer than the ones a model was first trained on. Leave the table
+    out where there were none."""
+
+    type: Literal["linear", "llama3", "yarn"] = key(
+        Mark.IDENTITY,
+        "What slows down: every frequency (linear), the low ones (llama3, as Llama 3.1 has it), or by arXiv 2309.00071 "
+        "(yarn).",
+    )
+    factor: float = key(Mark.IDENTITY, "How many times longer the windows are.", ge=1, le=1e9)
+    original_max_position_embeddings: int | None = key(
+        Mark.IDENTITY, "Longest window of the first training (llama3, yarn).", None, unit="tokens", gt=0
+    )
+    low_freq_factor: float | None = key(
+        Mark.IDENTITY, "Turns in the original window below which a pair slows down by `factor` (llama3).", None, gt=0
+    )
+    high_freq_factor: float | None = key(
+        Mark.IDENTITY, "Turns in the original window from which a pair keeps its frequency (llama3).", None, gt=0
+    )
+    beta_fast: float | None = key(
+        Mark.IDENTITY, "Turns from which a pair keeps its frequency (yarn).", None, shown="32 with yarn", gt=0
+    )
+    beta_slow: float | None = key(
+        Mark.IDENTITY, "Turns below which a pair slows down by `factor` (yarn).", None, shown="1 with yarn", gt=0
+    )
+    attention_factor: float | None = key(
+        Mark.IDENTITY,
+        "What queries and keys are multiplied by (yarn).",
+        None,
+        shown="0.1 ln(factor) + 1 with yarn",
+        gt=0,
+    )
+
+
 class ModelArgs(Section):
     """Shape of the decoder. Keys override those of the preset; without a preset those without a default must be
     given."""
@@ -35,12 +77,15 @@ class ModelArgs(Section):
     n_heads: int = key(Mark.IDENTITY, "Query heads of each layer.", unit="heads", gt=0, shapes=True)
     n_kv_heads: int = key(
         Mark.IDENTITY,
-        "Key and value heads of each layer (fewer: grouped queries).",
+        "Key and value heads of each layer (fewer: grouped queries); parallel.tp must divide them, as none is copied.",
         0,
         unit="heads",
         shown="n_heads",
         gt=0,
         shapes=True,
+    )
+    head_dim: int = key(
+        Mark.IDENTITY, "Width of one head.", 0, unit="elements", shown="dim / n_heads", gt=0, shapes=True
     )
     ffn_dim: int = key(
         Mark.IDENTITY,
@@ -56,18 +101,35 @@ class ModelArgs(Section):
     norm_eps: float = key(Mark.IDENTITY, "Added to the mean square inside RMSNorm.", 1e-5, gt=0)
     rope_theta: float = key(Mark.IDENTITY, "Base of the rotary position frequencies.", 10_000.0, gt=0)
     tie_embeddings: bool = key(Mark.IDENTITY, "Whether the output head is the token embedding.", False, shapes=True)
+    qk_norm: bool = key(
+        Mark.IDENTITY,
+        "Whether each head of queries and keys is normalised before it is rotated, as in Qwen3.",
+        False,
+        shapes=True,
+    )
+    qkv_bias: bool = key(
+        Mark.IDENTITY, "Whether queries, keys and values have biases, as in Qwen2.", False, shapes=True
+    )
     dropout: float = key(Mark.IDENTITY, "Chance that a residual branch's element is dropped.", 0.0, ge=0, lt=1)
     moe: MoeArgs | None = None
+    rope_scaling: RopeScaling | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _heads_default(cls, value: Any) -> Any:
-        return {"n_kv_heads": value["n_heads"], **value} if isinstance(value, dict) and "n_heads" in value else value
+        if not isinstance(value, dict) or "n_heads" not in value:
+            return value
+        dim, heads = value.get("dim"), value["n_heads"]
+        filled = {"n_kv_heads": heads, **value}
+        if type(dim) is int and type(heads) is int and 0 < heads <= dim <= MOST["elements"] and dim % heads == 0:
+            filled.setdefault("head_dim", dim // heads)
+        return filled
 
     @property
-    def head_dim(self) -> int:
-        """Width of one head."""
-        return self.dim // self.n_heads
+    def usual(self) -> frozenset[str]:
+        """Keys of a later version than the first that have the value which was the only one before."""
+        usual = {"head_dim": self.dim // self.n_heads, "qk_norm": False, "qkv_bias": False}
+        return frozenset(name for name, value in usual.items() if getattr(self, name) == value)
 
 
 class Model(Section):

@@ -1,9 +1,12 @@
 """Named model shapes for `[model] preset`; a key in `[model.args]` overrides the preset's, and the resolved shape is
 the identity.
 
-llama3-*: sizes of Llama 3 (arXiv 2407.21783, table 3) and Llama 3.2 1B. gpt3-175b: depth, width and heads of GPT-3
-(arXiv 2005.14165, table 2.1) with Llama-style blocks and a SwiGLU of the same size as its MLP. mixtral-8x7b: arXiv
-2401.04088, table 1.
+llama3-*: sizes of Llama 3 (arXiv 2407.21783, table 3) and of Llama 3.2 1B, with rotary frequencies as they are trained
+from the start. llama3.1-* and llama3.2-*: the same, scaled for windows of 131,072 tokens as their public config.json
+has it: what to import released weights into. qwen3-*: dense Qwen3 (arXiv 2505.09388, table 1, and its public
+config.json). gpt3-175b: depth, width and heads of GPT-3 (arXiv 2005.14165, table 2.1) with Llama-style blocks and a
+SwiGLU of the same size as its MLP. mixtral-8x7b: arXiv 2401.04088, table 1. llama3-tiny and qwen3-tiny: all that
+llama3.1-8b and qwen3-8b have, in a model for tests.
 """
 
 from __future__ import annotations
@@ -24,14 +27,50 @@ def _llama3(dim: int, n_layers: int, n_heads: int, ffn_dim: int, **more: Any) ->
     return _shape(dim, n_layers, n_heads, 8, ffn_dim, 128_256, rope_theta=500_000.0, **more)
 
 
+def _scaled(shape: Mapping[str, Any], factor: float, window: int = 8192) -> Mapping[str, Any]:
+    """A Llama 3 whose windows were made longer than `window` later."""
+    scaling = {
+        "type": "llama3",
+        "factor": factor,
+        "original_max_position_embeddings": window,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
+    return MappingProxyType({**shape, "rope_scaling": MappingProxyType(scaling)})
+
+
+def _qwen3(dim: int, n_layers: int, n_heads: int, ffn_dim: int, *, tied: bool) -> Mapping[str, Any]:
+    tie = {"tie_embeddings": True} if tied else {}
+    return _shape(dim, n_layers, n_heads, 8, ffn_dim, 151_936, head_dim=128, **_QWEN3, **tie)
+
+
+_QWEN3: Mapping[str, Any] = MappingProxyType({"qk_norm": True, "norm_eps": 1e-6, "rope_theta": 1_000_000.0})
+_LLAMA3_1B = _llama3(2048, 16, 32, 8192, tie_embeddings=True)
+_LLAMA3_8B = _llama3(4096, 32, 32, 14_336)
+_LLAMA3_70B = _llama3(8192, 80, 64, 28_672)
+_LLAMA3_405B = _llama3(16_384, 126, 128, 53_248)
+
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "tiny": _shape(64, 2, 4, 2, 192, 512),
         "demo": _shape(128, 4, 4, 2, 384, 4096),
-        "llama3-1b": _llama3(2048, 16, 32, 8192, tie_embeddings=True),
-        "llama3-8b": _llama3(4096, 32, 32, 14_336),
-        "llama3-70b": _llama3(8192, 80, 64, 28_672),
-        "llama3-405b": _llama3(16_384, 126, 128, 53_248),
+        "llama3-tiny": _scaled(_shape(64, 2, 4, 2, 192, 512, rope_theta=500_000.0), 8.0, window=64),
+        "qwen3-tiny": _shape(64, 2, 4, 2, 192, 512, head_dim=32, **_QWEN3),
+        "llama3-1b": _LLAMA3_1B,
+        "llama3-8b": _LLAMA3_8B,
+        "llama3-70b": _LLAMA3_70B,
+        "llama3-405b": _LLAMA3_405B,
+        "llama3.1-8b": _scaled(_LLAMA3_8B, 8.0),
+        "llama3.1-70b": _scaled(_LLAMA3_70B, 8.0),
+        "llama3.1-405b": _scaled(_LLAMA3_405B, 8.0),
+        "llama3.2-1b": _scaled(_LLAMA3_1B, 32.0),
+        "llama3.2-3b": _scaled(_llama3(3072, 28, 24, 8192, tie_embeddings=True), 32.0),
+        "qwen3-0.6b": _qwen3(1024, 28, 16, 3072, tied=True),
+        "qwen3-1.7b": _qwen3(2048, 28, 16, 6144, tied=True),
+        "qwen3-4b": _qwen3(2560, 36, 32, 9728, tied=True),
+        "qwen3-8b": _qwen3(4096, 36, 32, 12_288, tied=False),
+        "qwen3-14b": _qwen3(5120, 40, 40, 17_408, tied=False),
+        "qwen3-32b": _qwen3(5120, 64, 64, 25_600, tied=False),
         "gpt3-175b": _shape(12_288, 96, 96, 96, 32_768, 51_200),
         "mixtral-8x7b": _shape(
             4096,

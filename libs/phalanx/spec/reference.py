@@ -53,13 +53,29 @@ def _row(key: KeyInfo) -> str:
 
 
 def _presets() -> str:
-    columns = ("dim", "n_layers", "n_heads", "n_kv_heads", "ffn_dim", "vocab_size", "tie_embeddings")
+    columns = (
+        "dim",
+        "n_layers",
+        "n_heads",
+        "n_kv_heads",
+        "head_dim",
+        "ffn_dim",
+        "vocab_size",
+        "tie_embeddings",
+        "qk_norm",
+    )
     rows = [
-        f"| `{name}` | {' | '.join(str(shape.get(column, '')).lower() for column in columns)} | {_experts(shape)} |\n"
+        f"| `{name}` | {' | '.join(str(shape.get(column, '')).lower() for column in columns)} | {_scaling(shape)} | "
+        f"{_experts(shape)} |\n"
         for name, shape in PRESETS.items()
     ]
-    head = f"| preset | {' | '.join(columns)} | experts |\n|{'---|' * (len(columns) + 2)}\n"
+    head = f"| preset | {' | '.join(columns)} | rope_scaling | experts |\n|{'---|' * (len(columns) + 3)}\n"
     return f"## Presets\n\n{head}{''.join(rows)}"
+
+
+def _scaling(shape: Mapping[str, Any]) -> str:
+    scaling = shape.get("rope_scaling")
+    return f"{scaling['type']}, factor {scaling['factor']:g}" if scaling else ""
 
 
 def _experts(shape: Mapping[str, Any]) -> str:

@@ -42,7 +42,7 @@ def hugging_face_target(place: JobPlace, tokenizer: Path | None) -> Target:
         )
     seq_len = int(record.identity["training"]["seq_len"])
     files, token_ids = tokenizer_files(_tokenizer(place, tokenizer), _trained_with(place, record), seq_len)
-    config, name_of = _llama(model["args"], seq_len)
+    config, name_of = _decoder(model["args"], seq_len)
     return Target({**config, **token_ids}, name_of, files)
 
 
@@ -60,7 +60,7 @@ def _no_job(place: JobPlace) -> PhalanxError:
     )
 
 
-def _llama(args: Mapping[str, Any], seq_len: int) -> tuple[dict[str, Any], Callable[[str], str | None]]:
+def _decoder(args: Mapping[str, Any], seq_len: int) -> tuple[dict[str, Any], Callable[[str], str | None]]:
     """config.json of the decoder of shape `args`, and the names of its parameters; a tied head is stored once."""
     from phalanx.models.args import DecoderArgs
     from phalanx.models.hugging_face import config_to_hugging_face, name_to_hugging_face
@@ -68,10 +68,10 @@ def _llama(args: Mapping[str, Any], seq_len: int) -> tuple[dict[str, Any], Calla
     if args.get("moe") is not None:
         raise PhalanxError(
             "model.args.moe",
-            expected="a dense model, whose form at Hugging Face is Llama's",
+            expected="a dense model, whose form at Hugging Face is known",
             remedy="convert it with phalanx.snapshot.load",
         )
-    shape = DecoderArgs(**{name: args[name] for name in DecoderArgs.__dataclass_fields__})
+    shape = DecoderArgs.of_plain(args)
 
     def name_of(name: str) -> str | None:
         return None if shape.tie_embeddings and name == "output.weight" else name_to_hugging_face(name)

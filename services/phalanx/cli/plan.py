@@ -213,3 +213,6 @@ def _memory_table(memory: tuple[RankMemory, ...]) -> Any:
         place = (str(rank.position.pp_rank), str(rank.position.num_layers), f"{rank.parameters / 1e6:,.1f}M")
         table.add_row(*place, *(f"{each / unit:.2f}" for each in amounts))
     return table
+        head_width=args.head_dim,
+        qk_norm=args.qk_norm,
+        qkv_bias=args.qkv_bias,

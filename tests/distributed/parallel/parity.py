@@ -77,7 +77,7 @@ def windows(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, 
 
 def write_reference(path: str, model: Mapping[str, Any]) -> None:
     """Weights, gradients, loss and evaluation loss of one fp32 process, as safetensors."""
-    args = DecoderArgs(**(MODEL | dict(model)))
+    args = DecoderArgs.of_plain(MODEL | dict(model))
     decoder = Decoder(args)
     initial = decoder.initial_weights()
     tokens, targets, positions, documents = windows(args.vocab_size)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 import pytest
 import torch
 
 from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
-from phalanx.models.protocol import split_evenly
+from phalanx.models.protocol import Initial, split_evenly
 
 ARGS = DecoderArgs(dim=32, n_layers=4, n_heads=4, n_kv_heads=2, ffn_dim=48, vocab_size=64)
 LENGTH = 16
@@ -84,10 +87,32 @@ def test_split_stages_with_tied_embeddings_is_refused() -> None:
         tied.split_stages(2)
 
 
-@pytest.mark.parametrize(("dim", "kv"), [(30, 2), (32, 3)])
-def test_decoder_args_that_do_not_divide_are_refused(dim: int, kv: int) -> None:
+@pytest.mark.parametrize(("dim", "kv", "head_dim"), [(30, 2, 0), (32, 3, 0), (32, 2, 9), (30, 2, 9)])
+def test_decoder_args_that_do_not_divide_are_refused(dim: int, kv: int, head_dim: int) -> None:
     with pytest.raises(PhalanxError):
-        DecoderArgs(dim=dim, n_layers=1, n_heads=4, n_kv_heads=kv, ffn_dim=8, vocab_size=8)
+        DecoderArgs(dim=dim, n_layers=1, n_heads=4, n_kv_heads=kv, ffn_dim=8, vocab_size=8, head_dim=head_dim)
+
+
+def test_args_of_a_record_from_before_their_keys_have_the_defaults() -> None:
+    names = ("dim", "n_layers", "n_heads", "n_kv_heads", "ffn_dim", "vocab_size", "norm_eps", "rope_theta")
+    older = {name: getattr(ARGS, name) for name in names} | {"tie_embeddings": False, "dropout": 0.0, "moe": None}
+    assert DecoderArgs.of_plain(older) == ARGS and ARGS.head_dim == 8
+
+
+def test_heads_of_their_own_width_are_normalised_whatever_the_size_of_their_weights() -> None:
+    """The weights of queries and keys, and their biases, times any number give the same logits."""
+    args = dataclasses.replace(ARGS, head_dim=12, qk_norm=True, qkv_bias=True, norm_eps=1e-12)
+    torch.manual_seed(0)
+    decoder = Decoder(args)
+    assert decoder.layers["0"].attention.wq.weight.shape == (48, 32)
+    assert decoder.layers["0"].attention.wo.weight.shape == (32, 48)
+    tokens, positions, documents = _inputs()
+    before = decoder(tokens, positions, documents)
+    with torch.no_grad():
+        for name, parameter in decoder.named_parameters():
+            if ".wq." in name or ".wk." in name:
+                parameter.mul_(16.0)
+    torch.testing.assert_close(decoder(tokens, positions, documents), before, rtol=1e-4, atol=1e-5)
 
 
 def test_split_evenly_gives_the_longer_ranges_to_the_middle() -> None:
@@ -95,14 +120,18 @@ def test_split_evenly_gives_the_longer_ranges_to_the_middle() -> None:
     assert [i for part in split_evenly(7, 3) for i in part] == list(range(7))
 
 
-def test_parallel_plan_names_every_module_with_parameters(decoder: Decoder) -> None:
+@pytest.mark.parametrize("more", [{}, {"qk_norm": True, "qkv_bias": True}])
+def test_parallel_plan_names_every_module_with_parameters(more: dict[str, Any]) -> None:
+    decoder = Decoder(dataclasses.replace(ARGS, **more))
     patterns = {name.replace("*", "0") for name in decoder.parallel_plan()}
     owners = {name.rpartition(".")[0] for name, _ in decoder.named_parameters()}
     assert {o for o in owners if not o.startswith("layers.") or o.startswith("layers.0.")} == patterns
 
 
-def test_initial_weights_name_every_parameter(decoder: Decoder) -> None:
+def test_initial_weights_name_every_parameter() -> None:
+    decoder = Decoder(dataclasses.replace(ARGS, qk_norm=True, qkv_bias=True))
     initial = decoder.initial_weights()
     assert set(initial) == {name for name, _ in decoder.named_parameters()}
     assert initial["layers.0.attention.wo.weight"].std == pytest.approx(0.02 / 8**0.5)
-    assert initial["layers.3.ffn_norm.weight"].value == 1.0
+    assert initial["layers.3.ffn_norm.weight"].value == initial["layers.3.attention.k_norm.weight"].value == 1.0
+    assert initial["layers.3.attention.wv.bias"] == Initial(value=0.0)

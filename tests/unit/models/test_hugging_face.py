@@ -1,16 +1,19 @@
-"""Hugging Face's Llama and the decoder: the same logits from the same weights, names and configuration both ways."""
+"""Hugging Face's Llama, Qwen2 and Qwen3 and the decoder: the same logits from the same weights, names and configuration
+both ways.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
 
 from phalanx.core.errors import PhalanxError, Problems
-from phalanx.models.args import DecoderArgs
+from phalanx.models.args import DecoderArgs, RopeScaling
 from phalanx.models.decoder import Decoder
 from phalanx.models.hugging_face import (
     config_from_hugging_face,
@@ -18,36 +21,151 @@ from phalanx.models.hugging_face import (
     name_from_hugging_face,
     name_to_hugging_face,
 )
+from phalanx.models.rotary import rotary_frequencies
 
 ARGS = DecoderArgs(
     dim=64, n_layers=3, n_heads=8, n_kv_heads=2, ffn_dim=96, vocab_size=128, norm_eps=1e-6, rope_theta=50000.0
 )
 
 
-@pytest.mark.parametrize("tied", [False, True])
-def test_logits_of_transformers_llama_equal_the_decoders(tied: bool) -> None:
+SMALL = {
+    "dim": 64,
+    "n_layers": 2,
+    "n_heads": 8,
+    "n_kv_heads": 2,
+    "ffn_dim": 96,
+    "vocab_size": 128,
+    "rope_theta": 50000.0,
+}
+# Windows of 48 tokens where the original ones had 16: every part of a scaling acts.
+LLAMA3 = RopeScaling("llama3", 8.0, 16, low_freq_factor=1.0, high_freq_factor=4.0)
+YARN = RopeScaling("yarn", 4.0, 16, beta_fast=2.0)
+VARIANTS = {
+    "llama": {},
+    "llama tied": {"tie_embeddings": True},
+    "llama with heads of its own": {"head_dim": 20},
+    "llama scaled linearly": {"rope_scaling": RopeScaling("linear", 3.0)},
+    "llama 3.1": {"rope_scaling": LLAMA3},
+    "llama with yarn": {"rope_scaling": YARN},
+    "qwen2": {"qkv_bias": True, "tie_embeddings": True},
+    "qwen3": {"qk_norm": True, "head_dim": 16, "norm_eps": 1e-6},
+    "qwen3 tied": {"qk_norm": True, "head_dim": 16, "tie_embeddings": True},
+    "qwen3 with yarn": {"qk_norm": True, "head_dim": 16, "rope_scaling": YARN},
+}
+LENGTH = 48
+
+
+def _filled(model: torch.nn.Module) -> torch.nn.Module:
+    """Every parameter drawn at random: a norm of ones or a bias of zeros would prove nothing."""
+    draw = torch.Generator().manual_seed(2)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            is_vector = parameter.dim() == 1
+            parameter.copy_(torch.randn(parameter.shape, generator=draw) * (0.3 if is_vector else 0.08) + is_vector)
+    return model.eval()
+
+
+def _assert_same_logits(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
+    tokens = torch.randint(0, 128, (2, LENGTH), generator=torch.Generator().manual_seed(3))
+    with torch.no_grad():
+        found = ours(tokens, torch.arange(LENGTH).expand(2, -1), None)
+        torch.testing.assert_close(found, theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_logits_of_an_exported_decoder_equal_transformers(variant: str) -> None:
     transformers = pytest.importorskip("transformers")
-    args = DecoderArgs(
-        dim=64, n_layers=2, n_heads=8, n_kv_heads=2, ffn_dim=96, vocab_size=128, rope_theta=50000.0, tie_embeddings=tied
-    )
-    torch.manual_seed(1)
-    decoder = Decoder(args)
-    config = transformers.LlamaConfig.from_dict(config_to_hugging_face(args, max_position_embeddings=64))
-    theirs = transformers.LlamaForCausalLM(config).eval()
+    args = DecoderArgs(**SMALL | VARIANTS[variant])
+    decoder = _filled(Decoder(args))
+    config = config_to_hugging_face(args, max_position_embeddings=LENGTH)
+    theirs = transformers.AutoModelForCausalLM.from_config(
+        transformers.CONFIG_MAPPING[config["model_type"]].from_dict(config)
+    ).eval()
+    assert [type(theirs).__name__] == config["architectures"]
     state = {name_to_hugging_face(name): tensor for name, tensor in decoder.state_dict().items()}
     theirs.load_state_dict(state, strict=True)
-    tokens = torch.randint(0, 128, (2, 48))
-    positions = torch.arange(48).expand(2, -1)
-    with torch.no_grad():
-        torch.testing.assert_close(decoder(tokens, positions, None), theirs(tokens).logits, rtol=1e-5, atol=1e-5)
+    _assert_same_logits(decoder, theirs)
+    assert config_from_hugging_face(config) == args
+
+
+THEIRS = {
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "intermediate_size": 96,
+    "vocab_size": 128,
+    "max_position_embeddings": 64,
+}
+SCALED = {"rope_theta": 5e4, "factor": 8.0, "original_max_position_embeddings": 16}
+FOREIGN = {
+    "llama": ("LlamaConfig", {}, {"rope_type": "default", "rope_theta": 1e4}),
+    "llama 3.1": (
+        "LlamaConfig",
+        {"head_dim": 12, "rms_norm_eps": 1e-5},
+        {**SCALED, "rope_type": "llama3", "low_freq_factor": 1, "high_freq_factor": 4},
+    ),
+    "qwen2": ("Qwen2Config", {}, {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}),
+    "qwen3": ("Qwen3Config", {"head_dim": 24}, {"rope_type": "default", "rope_theta": 1e6}),
+    "qwen3 tied with yarn": (
+        "Qwen3Config",
+        {"head_dim": 24, "tie_word_embeddings": True},
+        {**SCALED, "rope_type": "yarn"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_logits_of_an_imported_model_of_transformers_equal_its_own(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    kind, more, rope = FOREIGN[name]
+    config = getattr(transformers, kind)(**THEIRS, **more, rope_parameters=dict(rope))
+    theirs = _filled(transformers.AutoModelForCausalLM.from_config(config))
+    said = config.to_dict()
+    args = config_from_hugging_face(said)
+    decoder = Decoder(args)
+    decoder.load_state_dict({name_from_hugging_face(name): tensor for name, tensor in theirs.state_dict().items()})
+    _assert_same_logits(decoder, theirs)
+    older = {key: value for key, value in said.items() if key != "rope_parameters"}
+    older["rope_theta"] = rope["rope_theta"]
+    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
+    older["rope_scaling"] = None if rope["rope_type"] == "default" else scaling
+    assert config_from_hugging_face(older) == args, "as transformers 4 writes it"
+    if older["rope_scaling"]:
+        older["rope_scaling"] = {"type": scaling.pop("rope_type"), **scaling}
+        assert config_from_hugging_face(older) == args, "as its first versions wrote it"
+
+
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        RopeScaling("linear", 3.0),
+        RopeScaling("llama3", 8.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
+        RopeScaling("llama3", 32.0, 8192, low_freq_factor=1.0, high_freq_factor=4.0),
+        RopeScaling("yarn", 4.0, 32768),
+    ],
+)
+def test_frequencies_of_a_published_size_equal_those_of_transformers_to_the_last_bit(scaling: RopeScaling) -> None:
+    pytest.importorskip("transformers")
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    args = DecoderArgs(**SMALL | {"head_dim": 128, "rope_theta": 500000.0, "rope_scaling": scaling})
+    config = LlamaConfig.from_dict(config_to_hugging_face(args, max_position_embeddings=131072))
+    expected, attention_factor = ROPE_INIT_FUNCTIONS[scaling.type](config, "cpu")
+    assert torch.equal(rotary_frequencies(args, "cpu"), expected)
+    assert (scaling.attention_factor or 1.0) == attention_factor
 
 
 def test_names_go_there_and_back() -> None:
-    names = [name for name, _ in Decoder(ARGS).named_parameters()]
+    args = dataclasses.replace(ARGS, qk_norm=True, qkv_bias=True)
+    names = [name for name, _ in Decoder(args).named_parameters()]
     assert [name_from_hugging_face(name_to_hugging_face(name)) for name in names] == names
 
 
-@pytest.mark.parametrize("name", ["layers.0.attention.bias", "embed.weight", "layers.0.moe.router.weight"])
+@pytest.mark.parametrize(
+    "name", ["layers.0.attention.bias", "embed.weight", "layers.0.moe.router.weight", "layers.0.attention.wo.bias"]
+)
 def test_name_to_hugging_face_of_another_model_is_refused(name: str) -> None:
     with pytest.raises(PhalanxError, match="Llama"):
         name_to_hugging_face(name)
@@ -57,24 +175,77 @@ def test_config_goes_there_and_back() -> None:
     assert config_from_hugging_face(config_to_hugging_face(ARGS, max_position_embeddings=128)) == ARGS
 
 
+YARN_TABLE = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+
 @pytest.mark.parametrize(
-    ("key", "value"),
+    ("key", "value", "told"),
     [
-        ("model_type", "mistral"),
-        ("model_type", None),
-        ("attention_bias", True),
-        ("mlp_bias", 1),
-        ("rope_parameters", {"rope_type": "llama3"}),
-        ("rope_scaling", {"type": "linear", "factor": 2.0}),
-        ("head_dim", 16),
-        ("hidden_size", 36),
-        ("num_key_value_heads", 3),
+        ("model_type", "mistral", "model_type is 'mistral': expected one of llama, qwen2, qwen3"),
+        ("model_type", None, "model_type: expected one of"),
+        ("attention_bias", True, "attention_bias is True: expected False: the output of attention has no bias"),
+        ("mlp_bias", 1, "mlp_bias is 1: expected False: the feed-forward"),
+        ("quantization_config", {"bits": 4}, "quantization_config is .*: expected null: weights are trained"),
+        ("partial_rotary_factor", 0.5, "partial_rotary_factor is 0.5: expected 1: every pair"),
+        ("layer_types", ["full_attention", "sliding_attention"], "layer_types is 'sliding_attention': expected full"),
+        ("original_max_position_embeddings", 64, "original_max_position_embeddings is 64: expected null"),
+        ("rope_parameters", {"rope_type": "llama3"}, "rope_parameters.factor: expected a number of at least 1"),
+        ("rope_parameters", {"partial_rotary_factor": 0.25}, "rope_parameters.partial_rotary_factor is 0.25"),
+        ("rope_parameters", {"full_attention": {"rope_type": "default"}}, "rope_parameters.full_attention is"),
+        ("rope_scaling", {"type": "linear", "factor": 2.0}, "rope_parameters is .*: expected the same as rope_scaling"),
+        (
+            "rope_scaling",
+            {"rope_type": "dynamic", "factor": 2.0},
+            "rope_scaling.rope_type is 'dynamic': expected one of",
+        ),
+        ("rope_scaling", {**YARN_TABLE, "mscale": 1.0}, "rope_scaling.mscale is 1.0: expected null"),
+        ("rope_scaling", {**YARN_TABLE, "truncate": False}, "rope_scaling.truncate is False: expected null"),
+        ("rope_scaling", {**YARN_TABLE, "factor": 0.5}, "rope_scaling.factor is 0.5: expected a number of at least 1"),
+        ("rope_scaling", {**YARN_TABLE, "beta_fast": 1}, "rope_scaling.beta_fast is 1: expected more than beta_slow"),
+        ("head_dim", 15, "head_dim is 15: expected an even width"),
+        ("hidden_size", 36, "hidden_size is 36: expected a multiple of num_attention_heads"),
+        ("num_key_value_heads", 3, "num_key_value_heads is 3: expected a divisor of num_attention_heads"),
     ],
 )
-def test_config_from_hugging_face_of_what_the_decoder_cannot_compute_is_refused(key: str, value: object) -> None:
+def test_config_from_hugging_face_of_what_the_decoder_cannot_compute_is_refused(
+    key: str, value: object, told: str
+) -> None:
     config = config_to_hugging_face(ARGS, max_position_embeddings=128) | {key: value}
-    with pytest.raises(PhalanxError, match=r"config\.json"):
+    with pytest.raises(PhalanxError, match=rf"^config\.json {told}"):
         config_from_hugging_face(config)
+
+
+def test_sliding_windows_of_qwen_are_refused() -> None:
+    args = dataclasses.replace(ARGS, qk_norm=True)
+    config = config_to_hugging_face(args, max_position_embeddings=128) | {"sliding_window": 4096}
+    assert config_from_hugging_face(config) == args, "one that is not used"
+    with pytest.raises(Problems, match=r"use_sliding_window is True: expected False: every token sees all earlier"):
+        config_from_hugging_face(config | {"use_sliding_window": True})
+
+
+def test_heads_that_a_config_of_qwen3_leaves_out_are_those_of_transformers() -> None:
+    args = dataclasses.replace(ARGS, qk_norm=True, n_heads=32, n_kv_heads=32, head_dim=128)
+    config = config_to_hugging_face(args, max_position_embeddings=128)
+    del config["head_dim"], config["num_key_value_heads"]
+    assert config_from_hugging_face(config) == args
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"qk_norm": True, "qkv_bias": True}, r"\[model\.args\] qkv_bias is True: expected false beside qk_norm"),
+        ({"dim": 60, "head_dim": 8}, r"\[model\.args\] dim is 60: expected a multiple of n_heads \(8\)"),
+    ],
+)
+def test_export_of_a_shape_that_no_model_of_transformers_has_is_refused(more: dict[str, Any], told: str) -> None:
+    with pytest.raises(PhalanxError, match=told):
+        config_to_hugging_face(dataclasses.replace(ARGS, **more), max_position_embeddings=128)
+
+
+def test_a_decoder_scaled_by_yarn_says_the_window_that_it_is_scaled_to() -> None:
+    args = dataclasses.replace(ARGS, rope_scaling=RopeScaling("yarn", 4.0, 32))
+    config = config_to_hugging_face(args, max_position_embeddings=64)
+    assert config["max_position_embeddings"] == 128, "transformers 4 takes the factor from it"
 
 
 @pytest.mark.parametrize("wrong", ["x", "", True, 0, -4, 16.0, [], {}, 10**400, math.nan])

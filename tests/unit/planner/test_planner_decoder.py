@@ -27,6 +27,17 @@ def test_total_equals_what_the_decoder_has(shape):
     assert count_parameters(ModelShape(**shape)).total == sum(p.numel() for p in built(shape).parameters())
 
 
+@pytest.mark.parametrize("more", [{"qk_norm": True}, {"qkv_bias": True}, {"qk_norm": True, "qkv_bias": True}])
+def test_norms_and_biases_of_heads_are_counted_and_biases_cut(more):
+    shape = SHAPES[0] | more
+    model, layout = ModelShape(**shape, head_width=24), Layout(tp=2)
+    total = sum(p.numel() for p in built(shape | {"head_dim": 24}).parameters())
+    assert count_parameters(model).total == total
+    held = rank_parameters(model, layout, 2, is_first=True, is_last=True)
+    norms = (2 * 2 + 1) * 64 + 2 * 2 * 24 * more.get("qk_norm", False)
+    assert held.whole == norms and 2 * held.split + held.whole == total
+
+
 @pytest.mark.parametrize("pp", [2, 4])
 def test_each_pipeline_position_equals_what_its_stage_has(pp):
     shape, layout = SHAPES[2], Layout(pp=pp)

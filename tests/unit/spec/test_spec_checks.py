@@ -13,6 +13,9 @@ from phalanx.spec.checks import resolve_axes
 from phalanx.spec.effects import without_effect
 
 MOE = {"num_experts": 8, "top_k": 2, "expert_ffn_dim": 128}
+LLAMA3 = {"type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192, "low_freq_factor": 1.0}
+LLAMA3 |= {"high_freq_factor": 4.0}
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
 EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "moe": MOE}}
 
 
@@ -43,6 +46,37 @@ EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "
         ({"parallel__pp": -1, "parallel__dp_shard": 1}, 8, "parallel.pp", "at most 4 stages"),
         ({"model__args": {"dim": 130}}, None, "model.args.dim", "a multiple of n_heads = 4"),
         ({"model__args": {"dim": 132}}, None, "model.args.dim", "an even width of each head, not 33"),
+        ({"model__args": {"head_dim": 33}}, None, "model.args.dim", "an even width of each head, not 33"),
+        (
+            {"model__args__rope_scaling": {**LLAMA3, "high_freq_factor": 1.0}},
+            None,
+            "model.args.rope_scaling.high_freq_factor",
+            "more than low_freq_factor = 1",
+        ),
+        (
+            {"model__args__rope_scaling": {"type": "yarn", "factor": 4.0}},
+            None,
+            "model.args.rope_scaling.original_max_position_embeddings",
+            "a value with type yarn",
+        ),
+        (
+            {"model__args__rope_scaling": {**LLAMA3, "beta_fast": 32.0}},
+            None,
+            "model.args.rope_scaling.beta_fast",
+            "none with type llama3",
+        ),
+        (
+            {"model__args": {"rope_theta": 1.0, "rope_scaling": {**YARN, "beta_fast": 64.0}}},
+            None,
+            "model.args.rope_theta",
+            "more than 1 with yarn",
+        ),
+        (
+            {"model__args__rope_scaling": {**YARN, "beta_slow": 64.0}},
+            None,
+            "model.args.rope_scaling.beta_fast",
+            "more than beta_slow = 64",
+        ),
         ({"model__args": {"n_kv_heads": 3}}, None, "model.args.n_kv_heads", "a divisor of n_heads = 4"),
         ({"model__args": {"ffn_dim": 0}}, None, "model.args.ffn_dim", "a positive width"),
         ({"model__args": {"moe": MOE}}, None, "model.args.ffn_dim", "none beside [model.args.moe]"),

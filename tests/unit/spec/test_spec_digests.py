@@ -32,6 +32,7 @@ def test_identity_digest_of_the_sample_is_frozen():
         {"optimizer__implementation": "foreach", "activation_checkpoint__mode": "full", "compile__enable": True},
         {"training__deterministic": True, "storage__b__region": "x"},
         {"training__steps": 80, "lr_scheduler__total_steps": 40},
+        {"model__args": {"head_dim": 32, "qk_norm": False, "qkv_bias": False}},
         {
             "model": {
                 "args": {"dim": 128, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 384, "vocab_size": 4096}
@@ -51,6 +52,10 @@ def test_identity_ignores_what_does_not_make_the_run(changes):
         {"training__global_batch_size": 8},
         {"optimizer__lr": 2e-3},
         {"model__args": {"n_layers": 5}},
+        {"model__args": {"head_dim": 64}},
+        {"model__args": {"qk_norm": True}},
+        {"model__args": {"qkv_bias": True}},
+        {"model__args": {"rope_scaling": {"type": "linear", "factor": 2.0}}},
         {"data__document_mask": False},
         {"training__mixed_precision_param": "float32"},
         {"training__steps": 80},

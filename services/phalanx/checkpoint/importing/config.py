@@ -23,15 +23,22 @@ def config_problems(source: Source, args: DecoderArgs) -> list[PhalanxError]:
         theirs = config_from_hugging_face(source.config, f"{source.url}/config.json")
     except Problems as error:
         return list(error.problems)
-    names: list[str] = list(DecoderArgs.__dataclass_fields__)
-    pairs: list[tuple[str, Any, Any]] = [(name, getattr(theirs, name), getattr(args, name)) for name in names]
+    there, here = theirs.by_key(), args.by_key()
     return [
-        PhalanxError(
-            f"[model.args] {name}",
-            value=ours,
-            expected=f"{there!r} as config.json has it",
-            remedy=f"set model.args.{name}={str(there).lower() if isinstance(there, bool) else there}",
-        )
-        for name, there, ours in pairs
-        if there != ours
+        _differs(name, here.get(name), there.get(name))
+        for name in {**there, **here}
+        if there.get(name) != here.get(name)
     ]
+
+
+def _differs(name: str, here: Any, there: Any) -> PhalanxError:
+    """A key that config.json has otherwise than the job; None: not at all."""
+    key = f"model.args.{name}"
+    return PhalanxError(
+        f"[model.args] {name}",
+        value=here,
+        expected="none, as config.json has it" if there is None else f"{there!r} as config.json has it",
+        remedy=f"remove {key}"
+        if there is None
+        else f"set {key}={str(there).lower() if isinstance(there, bool) else there}",
+    )

@@ -229,7 +229,7 @@ def _unknown(names: Sequence[str]) -> PhalanxError:
     more = f" and so on, {len(names)} in all" if len(names) > MOST_LISTED else ""
     return PhalanxError(
         titled(names),
-        expected="a name of the built-in decoder, as torchtitan, Hugging Face's Llama or Phalanx has it",
+        expected="a name of the built-in decoder, as torchtitan, Hugging Face's Llama and Qwen or Phalanx has it",
         remedy=f"if the model can do without it: {options}{more}",
     )
 
@@ -241,7 +241,7 @@ def _rotary(source: Source, found: _Found, given: Rotary | None) -> tuple[Rotary
             wrong = PhalanxError(
                 "--rotary",
                 value=given,
-                expected="half: Hugging Face's Llama pairs the halves of a head, by its names",
+                expected="half: Hugging Face's models pair the halves of a head, by their names",
                 remedy="leave it out",
             )
             return "half", [wrong]

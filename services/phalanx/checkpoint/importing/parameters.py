@@ -17,7 +17,7 @@ _STATE: Final = re.compile(r"(?:optimizer|optim)\.state\.(.+)\.(\w+)")
 _SETTINGS: Final = re.compile(r"(optimizer|optim)\.param_groups\..+|(lr_scheduler|dataloader|train_state)(\..+)?")
 _TABLES: Final = re.compile(r"(.+\.)?(rotary_emb\.inv_freq|freqs_cis|rope\.cache)")
 _WRAPPERS: Final = ("_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
-HEADS: Final = re.compile(r"layers\.\d+\.attention\.(wq|wk)\.weight")
+HEADS: Final = re.compile(r"layers\.\d+\.attention\.((wq|wk)\.(weight|bias)|(q_norm|k_norm)\.weight)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,19 +35,23 @@ def shapes_of(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
     """The parameters of a decoder and their shapes, tied ones once (docs/formats/checkpoint.md)."""
     dim, queries, keys = args.dim, args.n_heads * args.head_dim, args.n_kv_heads * args.head_dim
     block: dict[str, tuple[int, ...]] = {
-        "attention.wq": (queries, dim),
-        "attention.wk": (keys, dim),
-        "attention.wv": (keys, dim),
-        "attention.wo": (dim, queries),
-        "feed_forward.w1": (args.ffn_dim, dim),
-        "feed_forward.w2": (dim, args.ffn_dim),
-        "feed_forward.w3": (args.ffn_dim, dim),
-        "attention_norm": (dim,),
-        "ffn_norm": (dim,),
+        "attention.wq.weight": (queries, dim),
+        "attention.wk.weight": (keys, dim),
+        "attention.wv.weight": (keys, dim),
+        "attention.wo.weight": (dim, queries),
+        "feed_forward.w1.weight": (args.ffn_dim, dim),
+        "feed_forward.w2.weight": (dim, args.ffn_dim),
+        "feed_forward.w3.weight": (args.ffn_dim, dim),
+        "attention_norm.weight": (dim,),
+        "ffn_norm.weight": (dim,),
     }
+    if args.qkv_bias:
+        block |= {"attention.wq.bias": (queries,), "attention.wk.bias": (keys,), "attention.wv.bias": (keys,)}
+    if args.qk_norm:
+        block |= {f"attention.{each}_norm.weight": (args.head_dim,) for each in ("q", "k")}
     shapes: dict[str, tuple[int, ...]] = {"tok_embeddings.weight": (args.vocab_size, dim)}
     for layer in range(args.n_layers):
-        shapes |= {f"layers.{layer}.{name}.weight": shape for name, shape in block.items()}
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in block.items()}
     shapes["norm.weight"] = (dim,)
     if not args.tie_embeddings:
         shapes["output.weight"] = (args.vocab_size, dim)
