@@ -19,10 +19,12 @@ from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from phalanx.core.numbering import LARGEST as LARGEST_IN_KEYS
+
 # The most of each unit: far beyond any run, and small enough that products and keys in storage (8 digits) hold them.
 MOST: Mapping[str, int] = {
-    "attempts": 99_999_999,
-    "checkpoints": 99_999_999,
+    "attempts": LARGEST_IN_KEYS,
+    "checkpoints": LARGEST_IN_KEYS,
     "elements": 1 << 24,
     "epochs": 1_000_000,
     "experts": 1 << 20,
@@ -35,7 +37,7 @@ MOST: Mapping[str, int] = {
     "seconds": 100_000_000,
     "shards": 1 << 30,
     "stages": 1 << 10,
-    "steps": 99_999_999,
+    "steps": LARGEST_IN_KEYS,
     "tokens": (1 << 31) - 1,
     "windows": 1 << 24,
 }
