@@ -1,9 +1,10 @@
 """Times what nodes keep in memory for each other, beside storage: the same tensors, in turn, in one run.
 
-A rank takes its share (`capture`: until the tensors may change; `take`: until all is hashed), its agent takes it over
-without a copy (`map`), and a partner agent, a process of its own, gets it over TLS on loopback (`push`). Then the
-tensors are restored from the memory of this node and from storage; every restore verifies all bytes. Storage is a
-folder (read with and without the pages that the system keeps of it) or any URL.
+A rank takes its share (`capture`: until the tensors may change; `take`: until all is hashed) in one of two memories in
+turn (`fresh_mb`: what the system had to give for it), its agent takes it over without a copy (`map`), and a partner
+agent, a process of its own, gets it over TLS on loopback (`push`). Then the tensors are restored from the memory of
+this node and from storage; every restore verifies all bytes. Storage is a folder (read with and without the pages that
+the system keeps of it) or any URL.
 
 Run: python benchmarks/checkpoint/replicas.py [--mb 500] [--url URL] [--rounds 3]; prints one JSON line a round.
 """
@@ -12,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import mmap
 import multiprocessing
 import os
 import shutil
@@ -34,7 +34,7 @@ from phalanx.rpc import Role
 from phalanx.rpc.testing import make_cluster
 from phalanx.snapshot import commit
 from phalanx.snapshot.parts import Part
-from phalanx.snapshot.replica_share import ReplicaCapture
+from phalanx.snapshot.replica_share import ReplicaCapture, ShareMemory
 from phalanx.snapshot.replica_store import ReplicaStore
 from phalanx.snapshot.replicas import Kept
 from phalanx.snapshot.restore import restore
@@ -73,19 +73,21 @@ def forget_pages(folder: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def taken(ref: CheckpointRef, tensors: list[HeldTensor]) -> tuple[Held, dict[str, float]]:
+def taken(ref: CheckpointRef, tensors: list[HeldTensor], memory: ShareMemory) -> tuple[Held, dict[str, float]]:
     """The share in memory as the agent holds it, and what it cost."""
+    had_bytes = memory.allocated_bytes
     start = time.perf_counter()
-    capture = ReplicaCapture(Part(ref.attempt, ref.step, 0, 1, (), ()), tensors, lambda store: ())
+    capture = ReplicaCapture(Part(ref.attempt, ref.step, 0, 1, (), ()), tensors, lambda store: (), memory)
     capture.captured.result(600)
     captured_s = time.perf_counter() - start
     share = capture.result.result(600)
     taken_s = time.perf_counter() - start
     head = Head(JOB, Kept(ref, 0, 1), 0, share.objects, share.num_bytes)
     start = time.perf_counter()
-    held = mapped(head, os.dup(share.fd), mmap.PROT_READ)
-    capture.close()
-    return held, {"capture_s": captured_s, "take_s": taken_s, "map_s": time.perf_counter() - start}
+    held = mapped(head, os.dup(share.fd))
+    mapped_s = time.perf_counter() - start
+    fresh_mb = (memory.allocated_bytes - had_bytes) / 1e6
+    return held, {"capture_s": captured_s, "take_s": taken_s, "map_s": mapped_s, "fresh_mb": fresh_mb}
 
 
 def main() -> None:
@@ -118,8 +120,9 @@ def measure(store: ObjectStore, folder: Path, address: str, tensors: list[HeldTe
     ref, cluster = manifest.ref, make_cluster(folder)
     credentials = cluster.credentials(Role.AGENT, name="agent-b")
     token = cluster.tokens.mint("agent-b", Role.AGENT, "p", "j", ref.attempt)
+    memories = [ShareMemory() for _ in range(2)]
     for number in range(1, rounds + 1):
-        held, figures = taken(ref, tensors)
+        held, figures = taken(ref, tensors, memories[number % 2])
         figures["push_s"] = seconds(lambda held=held: push(address, credentials, token, held, 600))
         views = {each.ref.key: held.view(each) for each in held.head.objects}
         figures["memory_s"] = seconds(lambda views=views: restore(ReplicaStore(store, views), manifest, tensors))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -65,6 +66,26 @@ def lose_one(running: Services, client: Client, path: Path, other: ExtraAgent) -
     return found
 
 
+def assert_restored_from_memory(other: ExtraAgent, field: str) -> None:
+    """The rank of that node in attempt 2 had bytes from there, and none from storage that lay in memory."""
+    text = "".join(other.rank_log(2, rank).read_text() for rank in (0, 1))
+    assert re.search(rf"{field} [1-9]", text) and "storage_bytes" not in text, text
+
+
+def assert_no_memory_left(*pids: int) -> None:
+    """Agents hold no memory of jobs any more."""
+
+    def held() -> list[str]:
+        return [
+            link
+            for pid in pids
+            for each in Path(f"/proc/{pid}/fd").iterdir()
+            if (link := str(each.readlink())).startswith("/memfd:phalanx")
+        ]
+
+    wait_until(lambda: not held(), DEADLINE_S, "memory of the job is left")
+
+
 def test_run_that_loses_a_node_goes_on_from_memory_and_is_proven(corpus: str, tmp_path: Path) -> None:
     path = memory_job(tmp_path, corpus)
     with (
@@ -78,8 +99,10 @@ def test_run_that_loses_a_node_goes_on_from_memory_and_is_proven(corpus: str, tm
         assert found >= 4, "copies of the first steps lie in memory"
         logs = "".join(each.read_text() for each in running.home.agent_state.glob("ranks/*/*/attempt-2/rank*.log"))
         assert "lie in the memory of this node" in logs and " 0 objects" not in logs, logs
+        assert_restored_from_memory(other, "holder_bytes")
         assert incidents(path) == []
         stopped_and_proven(client, path)
+        assert_no_memory_left(running.state.process("agent").pid, other.pid)
 
 
 def test_run_that_loses_both_nodes_goes_on_from_storage(corpus: str, tmp_path: Path) -> None:

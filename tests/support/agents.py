@@ -44,6 +44,12 @@ class ExtraAgent:
                 f"agent {self.name} does not come",
             )
 
+    @property
+    def pid(self) -> int:
+        """Of the process that was started last."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """SIGKILL; its ranks and its memory go with it."""
         assert self._process is not None

@@ -1,20 +1,23 @@
 """One rank's share of a step in memory that its agent can take over: captured like a save, created nowhere.
 
 The memory is an anonymous file (memfd): the agent maps the very pages, so no byte is copied on the way, and they live
-for as long as anybody holds them. Killed anywhere: what no agent has mapped goes with the process.
+for as long as anybody holds them. It may be used for one share after the other, once no agent keeps what lay in it: the
+first touch of memory costs more than the copy. Killed anywhere: what no agent has mapped goes with the process.
 """
 
 from __future__ import annotations
 
-import fcntl
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
+from phalanx.core import anonymous
 from phalanx.core.box import HeldTensor
 from phalanx.core.digest import BytesLike, xxh3
 from phalanx.lineage import ObjectRef
@@ -22,7 +25,7 @@ from phalanx.objects import ObjectExists, ObjectInfo, ObjectMissing, ObjectStore
 from phalanx.objects.base import ObjectWriter
 from phalanx.snapshot import background
 from phalanx.snapshot.capture import HostBuffer
-from phalanx.snapshot.grouping import PlannedObject, plan_objects
+from phalanx.snapshot.grouping import PlannedObject, buffer_bytes, plan_objects
 from phalanx.snapshot.parts import Part
 from phalanx.snapshot.replicas import Placed
 from phalanx.snapshot.share import Share
@@ -78,27 +81,53 @@ class SmallObjects(ObjectStore):
         self.created.pop(key, None)
 
 
-class ReplicaCapture:
-    """A share that is being taken. `captured` is done once the tensors may change; `result` once all of it lies in
-    memory, hashed. `close` lets the memory go: whoever has mapped it keeps it.
-
-    head: of the part object. records: stores the step records in the store that it is given.
+class ShareMemory:
+    """Anonymous memory for one share at a time. It grows to the largest; it never shrinks, as others map it. It goes
+    with its last user here, except for those who have mapped it.
     """
 
-    def __init__(self, head: Part, tensors: Sequence[HeldTensor], records: Records) -> None:
+    def __init__(self) -> None:
+        self.fd = anonymous.new_file("phalanx-step")
+        self._close = weakref.finalize(self, os.close, self.fd)
+        self.buffer = HostBuffer(partial(_mapped, self.fd))
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Memory that the system has given for it."""
+        return os.fstat(self.fd).st_blocks * 512
+
+    def close(self) -> None:
+        """Call it once nothing is being put there."""
+        self._close()
+
+
+def _mapped(fd: int, num_bytes: int) -> torch.Tensor:
+    if os.fstat(fd).st_size < max(1, num_bytes):
+        os.ftruncate(fd, max(1, num_bytes))
+    memory = anonymous.mapped(fd, num_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
+    return torch.frombuffer(memory, dtype=torch.uint8)[:num_bytes]
+
+
+class ReplicaCapture:
+    """A share that is being taken. `captured` is done once the tensors may change; `result` once all of it lies in
+    memory, hashed. What lies in `memory` then must stay for as long as an agent keeps it.
+
+    head: of the part object. records: stores the step records in the store that it is given. memory: in which no
+    other capture is under way.
+    """
+
+    def __init__(
+        self, head: Part, tensors: Sequence[HeldTensor], records: Records, memory: ShareMemory | None = None
+    ) -> None:
         owned, sources = owned_boxes(tensors)
         self._objects = plan_objects(owned)
         self._head, self._records = head, records
-        self._fd = os.memfd_create(f"phalanx-step-{head.step}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        self.captured = HostBuffer(self._mapped).capture(self._objects, sources)
+        self.memory = memory if memory is not None else ShareMemory()
+        self.captured = self.memory.buffer.capture(self._objects, sources)
         self.result: Future[Taken] = background.begin(self._take, "replica-take")
 
-    def _mapped(self, num_bytes: int) -> torch.Tensor:
-        os.ftruncate(self._fd, max(1, num_bytes))
-        return torch.frombuffer(mmap.mmap(self._fd, max(1, num_bytes)), dtype=torch.uint8)[:num_bytes]
-
     def _take(self) -> Taken:
-        memory = self.captured.result()
+        memory = self.captured.result()[: buffer_bytes(self._objects)]
         small = SmallObjects()
         share = Share(_Unstored(small), self._head)
         written = [share.from_memory(n, each, _of(each, memory)) for n, each in enumerate(self._objects)]
@@ -112,13 +141,12 @@ class ReplicaCapture:
     def _sealed(self, placed: list[Placed], small: SmallObjects, end: int) -> Taken:
         for key, data in small.created.items():
             placed.append(Placed(ObjectRef(key, len(data), xxh3(data)), end))
-            end += os.pwrite(self._fd, data, end)
-        fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        return Taken(self._fd, end, tuple(placed))
+            end += os.pwrite(self.memory.fd, data, end)
+        return Taken(self.memory.fd, end, tuple(placed))
 
     def close(self) -> None:
-        """Call it once, when the result is there or failed."""
-        os.close(self._fd)
+        """For who uses the memory for nothing more: call it when the result is there or failed."""
+        self.memory.close()
 
 
 class _Unstored(SmallObjects):

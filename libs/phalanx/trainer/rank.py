@@ -71,7 +71,7 @@ def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | Non
         phases,
         context.report,
         reports_step_times=agent is not None,
-        keeper=keeper_of(agent, prepared),
+        keeper=keeper_of(agent, prepared, context.rank),
     )
     ending = train(session) if debug_rank != context.rank else _train_in_debugger(session)
     session.close()
@@ -92,13 +92,13 @@ def agent_of(context: RankContext) -> Agent | None:
     return agent
 
 
-def keeper_of(agent: Agent | None, prepared: Prepared) -> AgentKeeper | None:
+def keeper_of(agent: Agent | None, prepared: Prepared, rank: int) -> AgentKeeper | None:
     """What keeps steps in memory, where the job asks for it and there is an agent."""
     if agent is None or not prepared.job.checkpoint.memory_interval:
         return None
     from phalanx.trainer.agent_keeper import AgentKeeper
 
-    return AgentKeeper(agent)
+    return AgentKeeper(agent, rank)
 
 
 def control_of(

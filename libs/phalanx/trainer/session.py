@@ -5,9 +5,9 @@ and the opening.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,6 @@ from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, LoaderState, 
 from phalanx.objects import ObjectStore
 from phalanx.parallel import Mesh, ParallelModel, build_mesh, multiple_of, parameter_names
 from phalanx.snapshot.peers import GlooPeers
-from phalanx.snapshot.replica_store import ReplicaStore
 from phalanx.snapshot.restore import restore
 from phalanx.snapshot.writer import Writer
 from phalanx.spec import Job
@@ -38,6 +37,9 @@ from phalanx.trainer.recorder import Recorder
 from phalanx.trainer.replicator import Keeper, Replicator
 from phalanx.trainer.saver import Saver, Stamp
 from phalanx.trainer.step_times import StepTimes
+
+if TYPE_CHECKING:
+    from phalanx.trainer.agent_keeper import MemorySource
 
 LOG = logging.getLogger(__name__)
 
@@ -135,8 +137,12 @@ def build_session(
     optimizer = optimizer_of(job, model.parameters())
     if parent is not None:
         phases.enter("restore", start_step)
-        source = store if keeper is None else ReplicaStore(store, keeper.held(parent.ref))
-        _restore(parent, control, source, job, model, optimizer, report)
+        source = keeper.source(store, parent.ref) if keeper is not None else None
+        _restore(parent, control, source.store if source is not None else store, job, model, optimizer, report)
+        if source is not None:
+            told = source.told()
+            LOG.info("of %s: %s", parent.ref, ", ".join(f"{name} {value}" for name, value in told.items() if value))
+            report("restored", step=start_step, **told)
     shape = _batch_shape(prepared, mesh)
     is_first = rank == 0
     reading = JobReading.of(job, prepared.origin, copies_folder(job))
@@ -168,10 +174,12 @@ def build_session(
 
 
 class MemoryKeeper(Keeper, Protocol):
-    """Also what this node keeps of a step that is to be restored."""
+    """Also what nodes keep of a step that is to be restored."""
 
-    def held(self, ref: CheckpointRef) -> Mapping[str, memoryview]:
-        """The objects of the step that lie in memory here, by key; none where that can't be told."""
+    def source(self, storage: ObjectStore, ref: CheckpointRef) -> MemorySource:
+        """Where it is restored from: what lies in the memory of this node from there, what other nodes keep from them,
+        all else, and what can't be had in memory, from storage.
+        """
 
 
 def _replicator(

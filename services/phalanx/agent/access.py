@@ -15,4 +15,5 @@ ACCESS: Access = {
     f"{_SERVICE}/Commit": AGENTS,
     f"{_SERVICE}/HandOver": AGENTS,
     f"{_SERVICE}/FindShares": AGENTS,
+    f"{_SERVICE}/ReadShare": AGENTS,
 }

@@ -25,6 +25,7 @@ from phalanx.api.agent.v1 import rank_service_pb2
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.gang import Cause, GangOrder, Rendezvous
 from phalanx.gang.order import LOOPBACK
+from phalanx.lineage import CheckpointRef
 from phalanx.rpc.errors import FailedPrecondition, Superseded
 from phalanx.trainer.local import ENTRY
 
@@ -125,7 +126,8 @@ class Executor:
         )
         ends_s = time.monotonic() + deadline_s
         if self._keeper is not None and facts.job is not None and facts.job.checkpoint.memory_interval:
-            self._keeper.open(Attempted(key, facts.job, asked.partner, asked.token))
+            begins = CheckpointRef(*parent) if parent is not None else None
+            self._keeper.open(Attempted(key, facts.job, asked.partner, asked.token, begins, _holders(asked)))
         held = self._node.start(Attempt(key, parent, asked.token, facts.save_s), gang_order, asked.code_digest, facts)
         if time.monotonic() > ends_s:  # train has given this start up
             self._node.end(key, 0.0)
@@ -194,6 +196,15 @@ class Executor:
         else:
             self._keeper.store(key, asked.step)
         return {"done": pb.Done()}
+
+
+def _holders(asked: pb.StartGang) -> Mapping[int, tuple[str, ...]]:
+    """Who keeps the share of each rank."""
+    found: dict[int, tuple[str, ...]] = {}
+    for holder in asked.holders:
+        for rank in holder.ranks:
+            found[rank] = (*found.get(rank, ()), holder.address)
+    return found
 
 
 def _rendezvous(text: str) -> Rendezvous | None:

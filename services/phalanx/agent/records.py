@@ -160,6 +160,12 @@ def _opened(record: pb.Record, event: Event, node: str) -> None:
     record.opened.CopyFrom(pb.Opened(step=int(event.fields["step"])))
 
 
+def _restored(record: pb.Record, event: Event, node: str) -> None:
+    fields = event.fields
+    counts = {name: int(fields[name]) for name in ("step", "memory_bytes", "holder_bytes", "storage_bytes")}
+    record.restored.CopyFrom(pb.Restored(**counts, why=str(fields["why"])))
+
+
 def _damage(record: pb.Record, event: Event, node: str) -> None:
     fields = event.fields
     what = str(fields.get("checkpoint") or fields.get("shard") or "")
@@ -198,6 +204,7 @@ _MAKERS: Mapping[str, Callable[[Any, Event, str], None]] = {
     "non_finite": _non_finite,
     "evaluation": _evaluation,
     "opened": _opened,
+    "restored": _restored,
     "damage": _damage,
     "bad_shard": _damage,
     "hang": _hang,

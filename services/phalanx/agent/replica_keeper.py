@@ -1,5 +1,5 @@
-"""What an agent does with shares: takes those of its ranks, has the partner keep them too, and stores those of a step
-when train asks for it after the end of the attempt.
+"""What an agent does with shares: takes those of its ranks, has the partner keep them too, stores those of a step when
+train asks for it after the end of the attempt, and gets for its ranks what other nodes keep of their parent.
 
 Storing is creating the very objects that a save would have created, part objects last, then the commit of any other
 checkpoint; killed anywhere, it leaves what a killed save leaves, and may be asked for again.
@@ -8,20 +8,21 @@ checkpoint; killed anywhere, it leaves what a killed save leaves, and may be ask
 from __future__ import annotations
 
 import logging
-import os
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from google.protobuf.duration_pb2 import Duration
 
 from phalanx.agent.gangs import GangKey
 from phalanx.agent.replica_client import push
-from phalanx.agent.replicas import Head, Held, ReplicaMemory, mapped
+from phalanx.agent.replica_reader import ReplicaReader
+from phalanx.agent.replicas import Head, Held, ReplicaMemory, check_digests, mapped
 from phalanx.api.checkpoint.v1 import checkpoint_service_pb2 as checkpoint_pb
 from phalanx.api.checkpoint.v1.checkpoint_service_pb2_grpc import CheckpointServiceStub
+from phalanx.core import anonymous
 from phalanx.core.errors import OutsideError, PhalanxError
-from phalanx.lineage import CheckpointRef
+from phalanx.lineage import CheckpointRef, keys
 from phalanx.objects import ObjectExists, ObjectMissing, ObjectStore
 from phalanx.rpc.client import Channel
 from phalanx.rpc.config import Credentials
@@ -35,12 +36,16 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Attempted:
-    """The newest attempt of a job here. partner: host:port, "" for none. token: of the attempt."""
+    """The newest attempt of a job here. partner: host:port, "" for none. token: of the attempt. parent: the checkpoint
+    that it begins with; holders: who else keeps shares of it, host:port by the rank of the share.
+    """
 
     key: GangKey
     job: Job
     partner: str
     token: str = field(repr=False)
+    parent: CheckpointRef | None = None
+    holders: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
 
 class ReplicaKeeper:
@@ -49,6 +54,7 @@ class ReplicaKeeper:
     def __init__(self, memory: ReplicaMemory, credentials: Credentials, checkpoint: Channel) -> None:
         self.memory = memory
         self._credentials, self._checkpoint = credentials, CheckpointServiceStub(checkpoint)
+        self._reader = ReplicaReader(credentials)
         self._lock = threading.Lock()
         self._attempts: dict[str, Attempted] = {}
 
@@ -56,13 +62,16 @@ class ReplicaKeeper:
         """Ranks of the attempt are about to start. One that is older than the job's newest here is left out."""
         with self._lock:
             known = self._attempts.get(attempted.key.job)
-            if known is None or known.key.attempt <= attempted.key.attempt:
-                self._attempts[attempted.key.job] = attempted
+            if known is not None and known.key.attempt > attempted.key.attempt:
+                return
+            self._attempts[attempted.key.job] = attempted
+        self._reader.begin(attempted.key.job)
 
     def forget(self, job: str) -> None:
         """The job is over."""
         with self._lock:
             self._attempts.pop(job, None)
+        self._reader.begin(job)
         self.memory.forget(job)
 
     def hand_over(self, head: Head, pid: int, descriptor: int, deadline_s: float) -> None:
@@ -79,16 +88,33 @@ class ReplicaKeeper:
         if attempted.partner:
             push(attempted.partner, self._credentials, attempted.token, held, deadline_s)
 
+    def is_elsewhere(self, key: GangKey, ref: CheckpointRef) -> bool:
+        """Whether other nodes are known to keep shares of a step for an attempt of this node."""
+        with self._lock:
+            found = self._attempts.get(key.job)
+        return found is not None and found.key == key and found.parent == ref and bool(found.holders)
+
+    def read(self, key: GangKey, object_key: str, offset: int, into: memoryview, deadline_s: float) -> int:
+        """Fills `into` with bytes of an object of the parent that other nodes keep; the size of the whole object.
+        Raises OutsideError where none of them gives it within the deadline.
+        """
+        attempted, writer = self._attempted(key), keys.writer(object_key)
+        if writer is None or writer[0] != attempted.parent:
+            raise OutsideError(f"{object_key} is in no share of {attempted.parent}")
+        holders = attempted.holders.get(writer[1], ())
+        return self._reader.read(key.job, holders, attempted.token, object_key, offset, into, deadline_s)
+
     def kept(self, job: str) -> list[Kept]:
         """What lies here of a job."""
         return self.memory.kept(job)
 
     def store(self, key: GangKey, step: int) -> None:
         """Creates the objects of a step of the attempt that lie here and not in storage. Raises what the store
-        raises.
+        raises, OutsideError before anything of a share with other bytes than were announced.
         """
         store, ref = job_store(self._attempted(key).job), CheckpointRef(key.attempt, step)
         for held in self.memory.held(key.job, ref):
+            check_digests(held)
             _store(store, held)
 
     def commit(self, key: GangKey, step: int, deadline_s: float) -> None:
@@ -120,19 +146,16 @@ class ReplicaKeeper:
 
 def _taken_over(head: Head, pid: int, descriptor: int) -> Held:
     """The memory of a rank, mapped here too: it outlives the rank."""
-    path = Path(f"/proc/{pid}/fd/{descriptor}")
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        own = Path(f"/proc/self/fd/{file}")  # of what was opened, also when the rank is gone by now
-        if os.fstat(file).st_size == head.num_bytes and str(own.readlink()).startswith("/memfd:"):
+        file = anonymous.opened(pid, descriptor, head.num_bytes)
+        if file is not None:
             return mapped(head, file)
-        os.close(file)
     except OSError as error:
         raise OutsideError(f"the rank with pid {pid} is gone with its share: {error}") from error
     raise PhalanxError(
         "share",
         value=f"descriptor {descriptor}",
-        expected=f"{head.num_bytes} bytes of anonymous memory",
+        expected=f"at least {head.num_bytes} bytes of anonymous memory that can't shrink",
         remedy="hand over another step",
     )
 

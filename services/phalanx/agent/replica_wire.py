@@ -24,6 +24,7 @@ from phalanx.snapshot.replicas import Kept, Placed
 MAX_HEAD_BYTES: Final = 64 << 20
 PIECE_BYTES: Final = 4 << 20
 SILENT_S: Final = 30.0
+IDLE_S: Final = 5.0  # a connection on which nothing more is asked for is closed
 _LENGTH = struct.Struct(">I")
 HOLDER: Final = f"{TRUST_DOMAIN}agent"  # how the name of an agent's certificate begins
 
@@ -73,10 +74,10 @@ class Wire:
         data = json.dumps(fields, separators=(",", ":")).encode()
         self.send(memoryview(_LENGTH.pack(len(data)) + data))
 
-    def hear(self) -> dict[str, Any]:
-        """The other's small message."""
-        length = bytearray(_LENGTH.size)
-        self.receive(memoryview(length))
+    def hear(self, begun: bytes = b"") -> dict[str, Any]:
+        """The other's small message. begun: bytes of it that have come."""
+        length = bytearray(begun.ljust(_LENGTH.size, b"\0"))
+        self.receive(memoryview(length)[len(begun) :])
         (count,) = _LENGTH.unpack(length)
         if count > MAX_HEAD_BYTES:
             raise OutsideError(f"the other node announces {count} bytes, more than {MAX_HEAD_BYTES}")
@@ -89,6 +90,16 @@ class Wire:
         if not isinstance(fields, dict):
             raise OutsideError("the other node says what is no JSON object")
         return fields
+
+    def hear_next(self) -> dict[str, Any] | None:
+        """The other's next message; None where it has none any more."""
+        self._allow()
+        try:
+            self._connection.settimeout(IDLE_S)
+            first = self._connection.recv(1)
+        except OSError:
+            return None
+        return self.hear(first) if first else None
 
     def _allow(self) -> None:
         left_s = self._ends_s - time.monotonic()

@@ -2,8 +2,9 @@
 
 Memory is taken within a limit that is held against a share before its first byte. A hand-over of a step names the last
 step that is sealed, of which every rank has heard that its share lies with two nodes: all other steps of the job leave
-then. So a node keeps two steps at most, and the sealed one leaves only after the next one is. Killed: the memory is
-gone with the process, and the next agent of the node holds nothing.
+then. So a node keeps two steps at most, and the sealed one leaves only after the next one is. The memory of a share
+that left is used again by the next one of the job of about its size: its first touch costs more than filling it.
+Killed: the memory is gone with the process, and the next agent of the node holds nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import threading
 import weakref
 from dataclasses import dataclass, field
 
+from phalanx.core import anonymous
 from phalanx.core.digest import xxh3
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef
@@ -39,17 +41,59 @@ class Head:
         return self.job, self.kept.ref, self.kept.rank
 
 
+@dataclass(slots=True)
+class Pages:
+    """Memory that shares of a job lie in, one after another. is_lent: a process of this node may have it mapped, so
+    nothing else may ever lie in it.
+    """
+
+    job: str
+    descriptor: int
+    memory: mmap.mmap
+    is_lent: bool = False
+
+    def close(self) -> None:
+        """The pages go with the last who has them mapped."""
+        os.close(self.descriptor)
+
+    def resize(self, num_bytes: int) -> bool:
+        """Whether it has that size now."""
+        try:
+            self.memory.resize(max(1, num_bytes))
+        except (OSError, BufferError, ValueError, SystemError):
+            return False
+        return True
+
+
+class _Lease:
+    """Who has a share holds this; its end is the end of the share."""
+
+    __slots__ = ("__weakref__", "pages")
+
+    def __init__(self, pages: Pages) -> None:
+        self.pages = pages
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A share that lies whole here. descriptor: of its anonymous file; open for as long as `memory` lives."""
+    """A share that lies whole here. descriptor: of its anonymous file. Both are good for as long as somebody has the
+    share; a view of its memory alone keeps nothing. checked: keys of objects whose digest was found to hold.
+    """
 
     head: Head
     memory: mmap.mmap
     descriptor: int = -1
+    lease: _Lease | None = field(default=None, repr=False, compare=False)
+    checked: set[str] = field(default_factory=set, repr=False, compare=False)
 
     def view(self, each: Placed) -> memoryview:
         """The bytes of one of its objects."""
         return memoryview(self.memory)[each.place]
+
+    def lend(self) -> None:
+        """Another process is about to map the memory."""
+        if self.lease is not None:
+            self.lease.pages.is_lent = True
 
 
 class ReplicaMemory:
@@ -59,13 +103,21 @@ class ReplicaMemory:
         self.max_bytes = max_bytes
         self._held: dict[tuple[str, CheckpointRef, int], Held] = {}
         self._coming: dict[tuple[str, CheckpointRef, int], Head] = {}
+        self._jobs: set[str] = set()
+        self._spare: list[Pages] = []  # appended to without the lock, wherever the last who has a share lets it go
         self._lock = threading.Lock()
+        self.allocated_bytes = 0
 
     @property
     def num_bytes(self) -> int:
-        """Memory that is held or promised."""
+        """Memory that is held or promised; spare memory makes way for it."""
         with self._lock:
             return self._num_bytes()
+
+    @property
+    def spare_bytes(self) -> int:
+        """Memory of shares that left, to be used again."""
+        return sum(len(pages.memory) for pages in tuple(self._spare))
 
     def begin(self, head: Head) -> None:
         """Makes room for a share; steps that it says to be over leave. One that is here already comes anew. Raises
@@ -90,6 +142,19 @@ class ReplicaMemory:
                     f"no room for {head.num_bytes} bytes of {ref}: {taken} of {self.max_bytes} bytes are taken"
                 )
             self._coming[head.place] = head
+            self._jobs.add(head.job)
+
+    def fresh(self, head: Head) -> Held:
+        """Memory for a share that has begun, to be filled; it counts once it is finished. Raises OSError."""
+        with self._lock:
+            pages = self._fitting(head)
+            self._trim()
+        if pages is None:
+            pages = _new_pages(head)
+            self.allocated_bytes += head.num_bytes
+        lease = _Lease(pages)
+        weakref.finalize(lease, self._let_go, pages).atexit = False
+        return Held(head, pages.memory, pages.descriptor, lease)
 
     def finish(self, held: Held) -> None:
         """The share has come, and its digests hold. Raises OutsideError for one that was overtaken meanwhile."""
@@ -120,9 +185,38 @@ class ReplicaMemory:
     def forget(self, job: str) -> None:
         """The job is over."""
         with self._lock:
+            self._jobs.discard(job)
             for places in (self._held, self._coming):
                 for place in [each for each in places if each[0] == job]:
                     del places[place]
+            self._trim()
+
+    def _fitting(self, head: Head) -> Pages | None:
+        """Spare memory that is made to fit, at a change of its size by less than a quarter."""
+        for pages in tuple(self._spare):
+            size = len(pages.memory)
+            if pages.job == head.job and 3 * size <= 4 * max(1, head.num_bytes) and 3 * head.num_bytes <= 4 * size:
+                self._spare.remove(pages)
+                if pages.resize(head.num_bytes):
+                    return pages
+                pages.close()
+        return None
+
+    def _trim(self) -> None:
+        """Drops spare memory that has no room beside the rest, and that of jobs that are over."""
+        room = self.max_bytes - self._num_bytes()
+        for pages in reversed(tuple(self._spare)):
+            room -= len(pages.memory)
+            if room < 0 or pages.job not in self._jobs:
+                self._spare.remove(pages)
+                pages.close()
+
+    def _let_go(self, pages: Pages) -> None:
+        """Nobody has the share any more. Takes no lock: it runs wherever that happens, also under our own."""
+        if pages.is_lent or pages.job not in self._jobs:
+            pages.close()
+        else:
+            self._spare.append(pages)
 
     def _num_bytes(self) -> int:
         return sum(held.head.num_bytes for held in self._held.values()) + sum(
@@ -130,21 +224,21 @@ class ReplicaMemory:
         )
 
 
-def new_memory(head: Head) -> Held:
-    """Anonymous memory for a share, to be filled."""
+def _new_pages(head: Head) -> Pages:
     descriptor = os.memfd_create("phalanx-share", os.MFD_CLOEXEC)
     try:
         os.ftruncate(descriptor, max(1, head.num_bytes))
-    except OSError:
+        memory = anonymous.mapped(descriptor, head.num_bytes, mmap.PROT_READ | mmap.PROT_WRITE)
+    except BaseException:
         os.close(descriptor)
         raise
-    return mapped(head, descriptor, mmap.PROT_READ | mmap.PROT_WRITE)
+    return Pages(head.job, descriptor, memory)
 
 
-def mapped(head: Head, descriptor: int, protection: int = mmap.PROT_READ) -> Held:
-    """The share in an anonymous file, which is closed with its last user. Raises OSError."""
+def mapped(head: Head, descriptor: int) -> Held:
+    """The share in an anonymous file of somebody else, which is closed with its last user here. Raises OSError."""
     try:
-        memory = mmap.mmap(descriptor, max(1, head.num_bytes), flags=mmap.MAP_SHARED, prot=protection)
+        memory = anonymous.mapped(descriptor, head.num_bytes)
     except BaseException:
         os.close(descriptor)
         raise
@@ -155,6 +249,13 @@ def mapped(head: Head, descriptor: int, protection: int = mmap.PROT_READ) -> Hel
 def check_digests(held: Held) -> None:
     """Raises OutsideError where an object is not what was announced."""
     for each in held.head.objects:
+        check_digest(held, each)
+
+
+def check_digest(held: Held, each: Placed) -> None:
+    """Raises OutsideError where this object is not what was announced. Looks once, as a share does not change."""
+    if each.ref.key not in held.checked:
         with held.view(each) as view:
             if xxh3(view) != each.ref.digest:
-                raise OutsideError(f"share of {held.head.kept.ref}: {each.ref.key} came with other bytes")
+                raise OutsideError(f"share of {held.head.kept.ref}: {each.ref.key} has other bytes than were announced")
+        held.checked.add(each.ref.key)

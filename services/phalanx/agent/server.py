@@ -71,7 +71,13 @@ class RankServer(RankServiceServicer):
         self, request: pb.FindSharesRequest, context: grpc.ServicerContext
     ) -> pb.FindSharesResponse:
         self._attempts.get(GangKey(request.job, request.attempt))
-        return pb.FindSharesResponse(shares=self._shares.found(request.job, request.ref))
+        return self._shares.found(request)
+
+    def ReadShare(  # noqa: N802
+        self, request: pb.ReadShareRequest, context: grpc.ServicerContext
+    ) -> pb.ReadShareResponse:
+        self._attempts.get(GangKey(request.job, request.attempt))
+        return self._shares.read(request, _left_s(context))
 
 
 def _left_s(context: grpc.ServicerContext) -> float:

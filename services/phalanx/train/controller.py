@@ -42,7 +42,7 @@ from phalanx.train.decide import (
 )
 from phalanx.train.launch.base import Check, GangKey, GangState, Launcher, Node, StartGang, To
 from phalanx.train.placement import Demand
-from phalanx.train.replicas import partner_address, store_or_tell
+from phalanx.train.replicas import NodeMemory
 from phalanx.train.shares import capacities, order_of_start, shares_of
 from phalanx.train.states import ACTIVE, Intent, Job, Preparation, Start
 
@@ -89,6 +89,7 @@ class Controller:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._book, self._launcher, self._authority = book, launcher, authority
+        self._memory = NodeMemory(launcher, book)
         self._agent_lost_s, self._clock = agent_lost_s, clock
         self._is_over: Callable[[], bool] = lambda: False
         self._on_over: Callable[[], None] = lambda: None
@@ -379,7 +380,8 @@ class Controller:
                     situation.opened.parent,
                     token,
                     job.preparation.code_digest,
-                    partner_address(assignment.node_id, job.start, self._launcher.nodes()),
+                    self._memory.partner(assignment.node_id, job.start),
+                    self._memory.holders(key.job, situation.opened.parent, assignment.node_id),
                 )
                 self._launcher.start_gang(_to(job, assignment.node_id), order, gang)
             case SendOrders(node_id, order, stop, checkpoint):
@@ -403,7 +405,7 @@ class Controller:
         def opened() -> Opened | Cause | None:
             try:
                 if spec.checkpoint.memory_interval:
-                    store_or_tell(self._launcher, self._book, job, start, spec.deadlines.save_s)
+                    self._memory.store_or_tell(job, start, spec.deadlines.save_s)
                 return open_attempt(store, start, preparation, windows)
             except PhalanxError as error:
                 return Cause("user_error", str(error))

@@ -163,6 +163,7 @@ def record_of(kind, rank=0, **fields):
         ("non_finite", {"step": 4, "loss": "nan", "gradient_norm": "inf"}, False),
         ("evaluation", {"step": 4, "loss": 2.5}, False),
         ("opened", {"attempt": 3, "step": 4}, False),
+        ("restored", {"step": 4, "memory_bytes": 1, "holder_bytes": 2, "storage_bytes": 3, "why": "gone"}, False),
         ("damage", {"checkpoint": "a1-s5", "why": "torn"}, False),
         ("exit", {"exit_code": None, "signal": 9, "sent_by_us": False, "pid": 1, "oom_kills": 0}, False),
         ("finished", {"step": 4}, False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from phalanx.core.errors import OutsideError
 from phalanx.lineage.events import Assignment
 from phalanx.rpc import Unavailable
 from phalanx.train.decide import Outcome
-from phalanx.train.launch.agents import ANSWER_MARGIN_S, START_DEADLINE_S, Agents, Session
+from phalanx.train.launch.agents import ANSWER_MARGIN_S, RETURN_S, START_DEADLINE_S, Agents, Session
 from phalanx.train.launch.base import GangKey, Started, StartGang, To
 
 JOB = "projects/default/jobs/tiny"
@@ -255,3 +256,25 @@ def test_order_of_the_moment_that_is_not_answered_is_forgotten(kit: Kit) -> None
     with pytest.raises(OutsideError, match="no answer within"):
         real.stacks(To("n1", "a"), KEY, (), 0.05)
     assert not real._orders
+
+
+@pytest.mark.timeout(30)
+def test_who_waits_for_an_agent_hears_soon_that_its_stream_has_broken(kit: Kit) -> None:
+    stream = kit.connect()
+    found: list[BaseException] = []
+
+    def ask() -> None:
+        try:
+            kit.agents.store_shares(To("n1", "a"), KEY, 5, 3600.0, commit=False)
+        except OutsideError as error:
+            found.append(error)
+
+    waiting = threading.Thread(target=ask)
+    waiting.start()
+    while not stream.orders:
+        waiting.join(0.01)
+    kit.agents.gone("n1", stream.session)
+    kit.now_s += RETURN_S
+    kit.connect("b").session.close()  # whatever wakes it
+    waiting.join(20.0)
+    assert not waiting.is_alive() and len(found) == 1

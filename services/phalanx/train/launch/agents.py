@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import threading
 import time
 import uuid
@@ -47,6 +48,7 @@ from phalanx.train.wire import cause_of, end_of, held_of, inventory_of
 LOG = logging.getLogger(__name__)
 CHECK_DEADLINE_S, START_DEADLINE_S, END_MARGIN_S, ORDER_DEADLINE_S = 300.0, 120.0, 40.0, 30.0
 ANSWER_MARGIN_S: Final = 30.0
+RETURN_S: Final = 5.0  # an agent whose stream broke is waited for so long by who waits for its answer
 KEPT_ORDERS: Final = 20_000
 
 Send = Callable[[pb.ConnectResponse], None]
@@ -256,6 +258,7 @@ class Agents:
                     token=start.token,
                     code_digest=start.code_digest,
                     partner=start.partner,
+                    holders=[pb.ShareHolder(address=each.address, ranks=each.ranks) for each in start.holders],
                 )
             )
             self._ask(to, message, START_DEADLINE_S)
@@ -371,12 +374,15 @@ class Agents:
             with self._changed:
                 answer = self._ask(to, message, deadline_s)
                 ends_s = self._clock() + deadline_s
-                while answer is None and (left_s := ends_s - self._clock()) > 0:
+                while answer is None and (left_s := min(ends_s, self._gone_s(to)) - self._clock()) > 0:
                     self._changed.wait(left_s)
                     answer = self._answer(message.id)
+                is_gone = self._gone_s(to) <= self._clock()
         finally:
             with self._changed:
                 self._orders.pop(message.id, None)
+        if answer is None and is_gone:
+            raise OutsideError(f"node {to.node_id} is gone: its stream ended {RETURN_S:g} s ago")
         if answer is None:
             raise OutsideError(f"node {to.node_id} gave no answer within {deadline_s:g} s")
         if isinstance(answer, pb.Answer):
@@ -386,6 +392,11 @@ class Agents:
                 f"node {to.node_id}", value=answer.message, expected="a gang that lives there", remedy="try again"
             )
         raise OutsideError(f"node {to.node_id}: {answer.message}")
+
+    def _gone_s(self, to: To) -> float:
+        """When an agent is given up by who waits for its answer: soon after its stream broke."""
+        agent = self._agents.get(to.node_id)
+        return math.inf if agent is None or agent.session is not None else agent.heard_s + RETURN_S
 
     def _forget_oldest(self) -> None:
         while len(self._orders) > KEPT_ORDERS:

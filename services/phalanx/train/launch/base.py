@@ -110,8 +110,18 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True)
+class Holder:
+    """An agent that keeps shares of a step in memory. address: host:port. ranks: whose shares."""
+
+    address: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class StartGang:
-    """Start the ranks of an attempt on a node. partner: host:port of the agent that keeps their shares too."""
+    """Start the ranks of an attempt on a node. partner: host:port of the agent that keeps their shares too. holders:
+    who else keeps shares of the parent.
+    """
 
     key: GangKey
     assignment: Assignment
@@ -122,6 +132,7 @@ class StartGang:
     token: str = field(repr=False)
     code_digest: str = ""
     partner: str = ""
+    holders: tuple[Holder, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

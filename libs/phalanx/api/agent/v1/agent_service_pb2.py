@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from phalanx.api.agent.v1 import record_pb2 as phalanx_dot_api_dot_agent_dot_v1_dot_record__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(phalanx/api/agent/v1/agent_service.proto\x12\x14phalanx.api.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!phalanx/api/agent/v1/record.proto\"\xdf\x01\n\x0e\x43onnectRequest\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.phalanx.api.agent.v1.HelloH\x00\x12\x34\n\theartbeat\x18\x02 \x01(\x0b\x32\x1f.phalanx.api.agent.v1.HeartbeatH\x00\x12.\n\x06report\x18\x03 \x01(\x0b\x32\x1c.phalanx.api.agent.v1.ReportH\x00\x12.\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x1c.phalanx.api.agent.v1.AnswerH\x00\x42\t\n\x07message\"\xbe\x01\n\x0f\x43onnectResponse\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.phalanx.api.agent.v1.WelcomeH\x00\x12@\n\x0f\x61\x63knowledgement\x18\x02 \x01(\x0b\x32%.phalanx.api.agent.v1.AcknowledgementH\x00\x12,\n\x05order\x18\x03 \x01(\x0b\x32\x1b.phalanx.api.agent.v1.OrderH\x00\x42\t\n\x07message\"\xa1\x01\n\x05Hello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x32\n\tinventory\x18\x03 \x01(\x0b\x32\x1f.phalanx.api.agent.v1.Inventory\x12-\n\x05gangs\x18\x04 \x03(\x0b\x32\x1e.phalanx.api.agent.v1.HeldGang\x12\x0f\n\x07version\x18\x05 \x01(\t\"\xf8\x01\n\tInventory\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x11\n\tnum_slots\x18\x03 \x01(\x05\x12\x10\n\x08num_cpus\x18\x04 \x01(\x05\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x03\x12\'\n\x04gpus\x18\x06 \x03(\x0b\x32\x19.phalanx.api.agent.v1.Gpu\x12\x15\n\rnvlink_domain\x18\x07 \x01(\t\x12\x0c\n\x04rail\x18\x08 \x01(\t\x12\x13\n\x0bleaf_switch\x18\t \x01(\t\x12\x17\n\x0freplica_address\x18\n \x01(\t\x12\x15\n\rreplica_bytes\x18\x0b \x01(\x03\"7\n\x03Gpu\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\"g\n\x08HeldGang\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x03\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12.\n\x05state\x18\x04 \x01(\x0e\x32\x1f.phalanx.api.agent.v1.GangState\"(\n\tHeartbeat\x12\x1b\n\x13num_dropped_records\x18\x01 \x01(\x03\"\xa9\x01\n\x06Report\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x30\n\x07records\x18\x04 \x01(\x0b\x32\x1d.phalanx.api.agent.v1.RecordsH\x00\x12\x35\n\ngang_ended\x18\x05 \x01(\x0b\x32\x1f.phalanx.api.agent.v1.GangEndedH\x00\x42\x08\n\x06report\"8\n\x07Records\x12-\n\x07records\x18\x01 \x03(\x0b\x32\x1c.phalanx.api.agent.v1.Record\"\xa2\x01\n\tGangEnded\x12.\n\x05state\x18\x01 \x01(\x0e\x32\x1f.phalanx.api.agent.v1.GangState\x12*\n\x05\x63\x61use\x18\x02 \x01(\x0b\x32\x1b.phalanx.api.agent.v1.Cause\x12\x0e\n\x06weight\x18\x03 \x01(\x05\x12\x11\n\tlast_step\x18\x04 \x01(\x03\x12\x16\n\x0e\x63ommitted_step\x18\x05 \x01(\x03\"8\n\x07Welcome\x12-\n\nlost_after\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"!\n\x0f\x41\x63knowledgement\x12\x0e\n\x06number\x18\x01 \x01(\x03\"\xd5\x04\n\x05Order\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12+\n\x08\x64\x65\x61\x64line\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x07prepare\x18\n \x01(\x0b\x32\x1d.phalanx.api.agent.v1.PrepareH\x00\x12\x35\n\nstart_gang\x18\x0b \x01(\x0b\x32\x1f.phalanx.api.agent.v1.StartGangH\x00\x12\x31\n\x08\x65nd_gang\x18\x0c \x01(\x0b\x32\x1d.phalanx.api.agent.v1.EndGangH\x00\x12\x37\n\x0bgive_orders\x18\r \x01(\x0b\x32 .phalanx.api.agent.v1.GiveOrdersH\x00\x12\x37\n\x0btake_stacks\x18\x0e \x01(\x0b\x32 .phalanx.api.agent.v1.TakeStacksH\x00\x12\x31\n\x08read_log\x18\x0f \x01(\x0b\x32\x1d.phalanx.api.agent.v1.ReadLogH\x00\x12\x37\n\x0brelease_job\x18\x10 \x01(\x0b\x32 .phalanx.api.agent.v1.ReleaseJobH\x00\x12\x37\n\x0blist_shares\x18\x11 \x01(\x0b\x32 .phalanx.api.agent.v1.ListSharesH\x00\x12\x39\n\x0cstore_shares\x18\x12 \x01(\x0b\x32!.phalanx.api.agent.v1.StoreSharesH\x00\x42\x07\n\x05order\"b\n\x07Prepare\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\x30\n\x06origin\x18\x03 \x01(\x0b\x32 .phalanx.api.agent.v1.ForkOrigin\"\\\n\nForkOrigin\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07storage\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x11\n\tspec_json\x18\x05 \x01(\t\"\xbc\x01\n\tStartGang\x12\x16\n\x0e\x61rguments_json\x18\x01 \x01(\t\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x12\n\nrendezvous\x18\x04 \x01(\t\x12\x16\n\x0eparent_attempt\x18\x05 \x01(\x03\x12\x13\n\x0bparent_step\x18\x06 \x01(\x03\x12\r\n\x05token\x18\x07 \x01(\t\x12\x13\n\x0b\x63ode_digest\x18\x08 \x01(\t\x12\x0f\n\x07partner\x18\t \x01(\t\"T\n\x07\x45ndGang\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x12\n\nsuperseded\x18\x03 \x01(\x08\".\n\nGiveOrders\x12\x0c\n\x04stop\x18\x01 \x01(\x08\x12\x12\n\ncheckpoint\x18\x02 \x01(\x08\"\x1b\n\nTakeStacks\x12\r\n\x05ranks\x18\x01 \x03(\x05\":\n\x07ReadLog\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x11\n\tmax_bytes\x18\x03 \x01(\x03\"\x0c\n\nReleaseJob\"\x0c\n\nListShares\"+\n\x0bStoreShares\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x08\"\x8f\x03\n\x06\x41nswer\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12\x32\n\x08prepared\x18\x02 \x01(\x0b\x32\x1e.phalanx.api.agent.v1.PreparedH\x00\x12\x39\n\x0cgang_started\x18\x03 \x01(\x0b\x32!.phalanx.api.agent.v1.GangStartedH\x00\x12*\n\x04\x64one\x18\x04 \x01(\x0b\x32\x1a.phalanx.api.agent.v1.DoneH\x00\x12.\n\x06stacks\x18\x05 \x01(\x0b\x32\x1c.phalanx.api.agent.v1.StacksH\x00\x12\x33\n\tlog_chunk\x18\x06 \x01(\x0b\x32\x1e.phalanx.api.agent.v1.LogChunkH\x00\x12\x30\n\x07\x66\x61ilure\x18\x07 \x01(\x0b\x32\x1d.phalanx.api.agent.v1.FailureH\x00\x12\x37\n\x0bkept_shares\x18\x08 \x01(\x0b\x32 .phalanx.api.agent.v1.KeptSharesH\x00\x42\x08\n\x06\x61nswer\"z\n\x08Prepared\x12\x16\n\x0e\x61rguments_json\x18\x01 \x01(\t\x12\x17\n\x0fidentity_digest\x18\x02 \x01(\t\x12\x13\n\x0b\x63ode_digest\x18\x03 \x01(\t\x12\x10\n\x08warnings\x18\x04 \x03(\t\x12\x16\n\x0eplacement_json\x18\x05 \x01(\t\"/\n\x0bGangStarted\x12\x12\n\nrendezvous\x18\x01 \x01(\t\x12\x0c\n\x04pids\x18\x02 \x03(\x03\"=\n\nKeptShares\x12/\n\x06shares\x18\x01 \x03(\x0b\x32\x1f.phalanx.api.agent.v1.KeptShare\"L\n\tKeptShare\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x12\n\nworld_size\x18\x04 \x01(\x05\"\x06\n\x04\x44one\"q\n\x06Stacks\x12\x38\n\x06stacks\x18\x01 \x03(\x0b\x32(.phalanx.api.agent.v1.Stacks.StacksEntry\x1a-\n\x0bStacksEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\":\n\x08LogChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\"5\n\x07\x46\x61ilure\x12*\n\x05\x63\x61use\x18\x01 \x01(\x0b\x32\x1b.phalanx.api.agent.v1.Cause*\x87\x01\n\tGangState\x12\x1a\n\x16GANG_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12GANG_STATE_RUNNING\x10\x01\x12\x17\n\x13GANG_STATE_FINISHED\x10\x02\x12\x16\n\x12GANG_STATE_STOPPED\x10\x03\x12\x15\n\x11GANG_STATE_FAILED\x10\x04\x32j\n\x0c\x41gentService\x12Z\n\x07\x43onnect\x12$.phalanx.api.agent.v1.ConnectRequest\x1a%.phalanx.api.agent.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n(phalanx/api/agent/v1/agent_service.proto\x12\x14phalanx.api.agent.v1\x1a\x1egoogle/protobuf/duration.proto\x1a!phalanx/api/agent/v1/record.proto\"\xdf\x01\n\x0e\x43onnectRequest\x12,\n\x05hello\x18\x01 \x01(\x0b\x32\x1b.phalanx.api.agent.v1.HelloH\x00\x12\x34\n\theartbeat\x18\x02 \x01(\x0b\x32\x1f.phalanx.api.agent.v1.HeartbeatH\x00\x12.\n\x06report\x18\x03 \x01(\x0b\x32\x1c.phalanx.api.agent.v1.ReportH\x00\x12.\n\x06\x61nswer\x18\x04 \x01(\x0b\x32\x1c.phalanx.api.agent.v1.AnswerH\x00\x42\t\n\x07message\"\xbe\x01\n\x0f\x43onnectResponse\x12\x30\n\x07welcome\x18\x01 \x01(\x0b\x32\x1d.phalanx.api.agent.v1.WelcomeH\x00\x12@\n\x0f\x61\x63knowledgement\x18\x02 \x01(\x0b\x32%.phalanx.api.agent.v1.AcknowledgementH\x00\x12,\n\x05order\x18\x03 \x01(\x0b\x32\x1b.phalanx.api.agent.v1.OrderH\x00\x42\t\n\x07message\"\xa1\x01\n\x05Hello\x12\x0f\n\x07node_id\x18\x01 \x01(\t\x12\x13\n\x0binstance_id\x18\x02 \x01(\t\x12\x32\n\tinventory\x18\x03 \x01(\x0b\x32\x1f.phalanx.api.agent.v1.Inventory\x12-\n\x05gangs\x18\x04 \x03(\x0b\x32\x1e.phalanx.api.agent.v1.HeldGang\x12\x0f\n\x07version\x18\x05 \x01(\t\"\xf8\x01\n\tInventory\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x11\n\tnum_slots\x18\x03 \x01(\x05\x12\x10\n\x08num_cpus\x18\x04 \x01(\x05\x12\x14\n\x0cmemory_bytes\x18\x05 \x01(\x03\x12\'\n\x04gpus\x18\x06 \x03(\x0b\x32\x19.phalanx.api.agent.v1.Gpu\x12\x15\n\rnvlink_domain\x18\x07 \x01(\t\x12\x0c\n\x04rail\x18\x08 \x01(\t\x12\x13\n\x0bleaf_switch\x18\t \x01(\t\x12\x17\n\x0freplica_address\x18\n \x01(\t\x12\x15\n\rreplica_bytes\x18\x0b \x01(\x03\"7\n\x03Gpu\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04uuid\x18\x02 \x01(\t\x12\x14\n\x0cmemory_bytes\x18\x03 \x01(\x03\"g\n\x08HeldGang\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\x03\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12.\n\x05state\x18\x04 \x01(\x0e\x32\x1f.phalanx.api.agent.v1.GangState\"(\n\tHeartbeat\x12\x1b\n\x13num_dropped_records\x18\x01 \x01(\x03\"\xa9\x01\n\x06Report\x12\x0e\n\x06number\x18\x01 \x01(\x03\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x30\n\x07records\x18\x04 \x01(\x0b\x32\x1d.phalanx.api.agent.v1.RecordsH\x00\x12\x35\n\ngang_ended\x18\x05 \x01(\x0b\x32\x1f.phalanx.api.agent.v1.GangEndedH\x00\x42\x08\n\x06report\"8\n\x07Records\x12-\n\x07records\x18\x01 \x03(\x0b\x32\x1c.phalanx.api.agent.v1.Record\"\xa2\x01\n\tGangEnded\x12.\n\x05state\x18\x01 \x01(\x0e\x32\x1f.phalanx.api.agent.v1.GangState\x12*\n\x05\x63\x61use\x18\x02 \x01(\x0b\x32\x1b.phalanx.api.agent.v1.Cause\x12\x0e\n\x06weight\x18\x03 \x01(\x05\x12\x11\n\tlast_step\x18\x04 \x01(\x03\x12\x16\n\x0e\x63ommitted_step\x18\x05 \x01(\x03\"8\n\x07Welcome\x12-\n\nlost_after\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\"!\n\x0f\x41\x63knowledgement\x12\x0e\n\x06number\x18\x01 \x01(\x03\"\xd5\x04\n\x05Order\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12+\n\x08\x64\x65\x61\x64line\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x07prepare\x18\n \x01(\x0b\x32\x1d.phalanx.api.agent.v1.PrepareH\x00\x12\x35\n\nstart_gang\x18\x0b \x01(\x0b\x32\x1f.phalanx.api.agent.v1.StartGangH\x00\x12\x31\n\x08\x65nd_gang\x18\x0c \x01(\x0b\x32\x1d.phalanx.api.agent.v1.EndGangH\x00\x12\x37\n\x0bgive_orders\x18\r \x01(\x0b\x32 .phalanx.api.agent.v1.GiveOrdersH\x00\x12\x37\n\x0btake_stacks\x18\x0e \x01(\x0b\x32 .phalanx.api.agent.v1.TakeStacksH\x00\x12\x31\n\x08read_log\x18\x0f \x01(\x0b\x32\x1d.phalanx.api.agent.v1.ReadLogH\x00\x12\x37\n\x0brelease_job\x18\x10 \x01(\x0b\x32 .phalanx.api.agent.v1.ReleaseJobH\x00\x12\x37\n\x0blist_shares\x18\x11 \x01(\x0b\x32 .phalanx.api.agent.v1.ListSharesH\x00\x12\x39\n\x0cstore_shares\x18\x12 \x01(\x0b\x32!.phalanx.api.agent.v1.StoreSharesH\x00\x42\x07\n\x05order\"b\n\x07Prepare\x12\x11\n\tspec_json\x18\x01 \x01(\t\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\x30\n\x06origin\x18\x03 \x01(\x0b\x32 .phalanx.api.agent.v1.ForkOrigin\"\\\n\nForkOrigin\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x0f\n\x07storage\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x11\n\tspec_json\x18\x05 \x01(\t\"\xf0\x01\n\tStartGang\x12\x16\n\x0e\x61rguments_json\x18\x01 \x01(\t\x12\x12\n\nworld_size\x18\x02 \x01(\x05\x12\r\n\x05ranks\x18\x03 \x03(\x05\x12\x12\n\nrendezvous\x18\x04 \x01(\t\x12\x16\n\x0eparent_attempt\x18\x05 \x01(\x03\x12\x13\n\x0bparent_step\x18\x06 \x01(\x03\x12\r\n\x05token\x18\x07 \x01(\t\x12\x13\n\x0b\x63ode_digest\x18\x08 \x01(\t\x12\x0f\n\x07partner\x18\t \x01(\t\x12\x32\n\x07holders\x18\n \x03(\x0b\x32!.phalanx.api.agent.v1.ShareHolder\"-\n\x0bShareHolder\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05ranks\x18\x02 \x03(\x05\"T\n\x07\x45ndGang\x12(\n\x05grace\x18\x01 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0b\n\x03why\x18\x02 \x01(\t\x12\x12\n\nsuperseded\x18\x03 \x01(\x08\".\n\nGiveOrders\x12\x0c\n\x04stop\x18\x01 \x01(\x08\x12\x12\n\ncheckpoint\x18\x02 \x01(\x08\"\x1b\n\nTakeStacks\x12\r\n\x05ranks\x18\x01 \x03(\x05\":\n\x07ReadLog\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x11\n\tmax_bytes\x18\x03 \x01(\x03\"\x0c\n\nReleaseJob\"\x0c\n\nListShares\"+\n\x0bStoreShares\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0e\n\x06\x63ommit\x18\x02 \x01(\x08\"\x8f\x03\n\x06\x41nswer\x12\x10\n\x08order_id\x18\x01 \x01(\t\x12\x32\n\x08prepared\x18\x02 \x01(\x0b\x32\x1e.phalanx.api.agent.v1.PreparedH\x00\x12\x39\n\x0cgang_started\x18\x03 \x01(\x0b\x32!.phalanx.api.agent.v1.GangStartedH\x00\x12*\n\x04\x64one\x18\x04 \x01(\x0b\x32\x1a.phalanx.api.agent.v1.DoneH\x00\x12.\n\x06stacks\x18\x05 \x01(\x0b\x32\x1c.phalanx.api.agent.v1.StacksH\x00\x12\x33\n\tlog_chunk\x18\x06 \x01(\x0b\x32\x1e.phalanx.api.agent.v1.LogChunkH\x00\x12\x30\n\x07\x66\x61ilure\x18\x07 \x01(\x0b\x32\x1d.phalanx.api.agent.v1.FailureH\x00\x12\x37\n\x0bkept_shares\x18\x08 \x01(\x0b\x32 .phalanx.api.agent.v1.KeptSharesH\x00\x42\x08\n\x06\x61nswer\"z\n\x08Prepared\x12\x16\n\x0e\x61rguments_json\x18\x01 \x01(\t\x12\x17\n\x0fidentity_digest\x18\x02 \x01(\t\x12\x13\n\x0b\x63ode_digest\x18\x03 \x01(\t\x12\x10\n\x08warnings\x18\x04 \x03(\t\x12\x16\n\x0eplacement_json\x18\x05 \x01(\t\"/\n\x0bGangStarted\x12\x12\n\nrendezvous\x18\x01 \x01(\t\x12\x0c\n\x04pids\x18\x02 \x03(\x03\"=\n\nKeptShares\x12/\n\x06shares\x18\x01 \x03(\x0b\x32\x1f.phalanx.api.agent.v1.KeptShare\"L\n\tKeptShare\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0c\n\x04rank\x18\x03 \x01(\x05\x12\x12\n\nworld_size\x18\x04 \x01(\x05\"\x06\n\x04\x44one\"q\n\x06Stacks\x12\x38\n\x06stacks\x18\x01 \x03(\x0b\x32(.phalanx.api.agent.v1.Stacks.StacksEntry\x1a-\n\x0bStacksEntry\x12\x0b\n\x03key\x18\x01 \x01(\x05\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\":\n\x08LogChunk\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x0e\n\x06offset\x18\x02 \x01(\x03\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\"5\n\x07\x46\x61ilure\x12*\n\x05\x63\x61use\x18\x01 \x01(\x0b\x32\x1b.phalanx.api.agent.v1.Cause*\x87\x01\n\tGangState\x12\x1a\n\x16GANG_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12GANG_STATE_RUNNING\x10\x01\x12\x17\n\x13GANG_STATE_FINISHED\x10\x02\x12\x16\n\x12GANG_STATE_STOPPED\x10\x03\x12\x15\n\x11GANG_STATE_FAILED\x10\x04\x32j\n\x0c\x41gentService\x12Z\n\x07\x43onnect\x12$.phalanx.api.agent.v1.ConnectRequest\x1a%.phalanx.api.agent.v1.ConnectResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,8 +35,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_STACKS_STACKSENTRY']._loaded_options = None
   _globals['_STACKS_STACKSENTRY']._serialized_options = b'8\001'
-  _globals['_GANGSTATE']._serialized_start=3895
-  _globals['_GANGSTATE']._serialized_end=4030
+  _globals['_GANGSTATE']._serialized_start=3994
+  _globals['_GANGSTATE']._serialized_end=4129
   _globals['_CONNECTREQUEST']._serialized_start=134
   _globals['_CONNECTREQUEST']._serialized_end=357
   _globals['_CONNECTRESPONSE']._serialized_start=360
@@ -68,41 +68,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FORKORIGIN']._serialized_start=2359
   _globals['_FORKORIGIN']._serialized_end=2451
   _globals['_STARTGANG']._serialized_start=2454
-  _globals['_STARTGANG']._serialized_end=2642
-  _globals['_ENDGANG']._serialized_start=2644
-  _globals['_ENDGANG']._serialized_end=2728
-  _globals['_GIVEORDERS']._serialized_start=2730
-  _globals['_GIVEORDERS']._serialized_end=2776
-  _globals['_TAKESTACKS']._serialized_start=2778
-  _globals['_TAKESTACKS']._serialized_end=2805
-  _globals['_READLOG']._serialized_start=2807
-  _globals['_READLOG']._serialized_end=2865
-  _globals['_RELEASEJOB']._serialized_start=2867
-  _globals['_RELEASEJOB']._serialized_end=2879
-  _globals['_LISTSHARES']._serialized_start=2881
-  _globals['_LISTSHARES']._serialized_end=2893
-  _globals['_STORESHARES']._serialized_start=2895
-  _globals['_STORESHARES']._serialized_end=2938
-  _globals['_ANSWER']._serialized_start=2941
-  _globals['_ANSWER']._serialized_end=3340
-  _globals['_PREPARED']._serialized_start=3342
-  _globals['_PREPARED']._serialized_end=3464
-  _globals['_GANGSTARTED']._serialized_start=3466
-  _globals['_GANGSTARTED']._serialized_end=3513
-  _globals['_KEPTSHARES']._serialized_start=3515
-  _globals['_KEPTSHARES']._serialized_end=3576
-  _globals['_KEPTSHARE']._serialized_start=3578
-  _globals['_KEPTSHARE']._serialized_end=3654
-  _globals['_DONE']._serialized_start=3656
-  _globals['_DONE']._serialized_end=3662
-  _globals['_STACKS']._serialized_start=3664
-  _globals['_STACKS']._serialized_end=3777
-  _globals['_STACKS_STACKSENTRY']._serialized_start=3732
-  _globals['_STACKS_STACKSENTRY']._serialized_end=3777
-  _globals['_LOGCHUNK']._serialized_start=3779
-  _globals['_LOGCHUNK']._serialized_end=3837
-  _globals['_FAILURE']._serialized_start=3839
-  _globals['_FAILURE']._serialized_end=3892
-  _globals['_AGENTSERVICE']._serialized_start=4032
-  _globals['_AGENTSERVICE']._serialized_end=4138
+  _globals['_STARTGANG']._serialized_end=2694
+  _globals['_SHAREHOLDER']._serialized_start=2696
+  _globals['_SHAREHOLDER']._serialized_end=2741
+  _globals['_ENDGANG']._serialized_start=2743
+  _globals['_ENDGANG']._serialized_end=2827
+  _globals['_GIVEORDERS']._serialized_start=2829
+  _globals['_GIVEORDERS']._serialized_end=2875
+  _globals['_TAKESTACKS']._serialized_start=2877
+  _globals['_TAKESTACKS']._serialized_end=2904
+  _globals['_READLOG']._serialized_start=2906
+  _globals['_READLOG']._serialized_end=2964
+  _globals['_RELEASEJOB']._serialized_start=2966
+  _globals['_RELEASEJOB']._serialized_end=2978
+  _globals['_LISTSHARES']._serialized_start=2980
+  _globals['_LISTSHARES']._serialized_end=2992
+  _globals['_STORESHARES']._serialized_start=2994
+  _globals['_STORESHARES']._serialized_end=3037
+  _globals['_ANSWER']._serialized_start=3040
+  _globals['_ANSWER']._serialized_end=3439
+  _globals['_PREPARED']._serialized_start=3441
+  _globals['_PREPARED']._serialized_end=3563
+  _globals['_GANGSTARTED']._serialized_start=3565
+  _globals['_GANGSTARTED']._serialized_end=3612
+  _globals['_KEPTSHARES']._serialized_start=3614
+  _globals['_KEPTSHARES']._serialized_end=3675
+  _globals['_KEPTSHARE']._serialized_start=3677
+  _globals['_KEPTSHARE']._serialized_end=3753
+  _globals['_DONE']._serialized_start=3755
+  _globals['_DONE']._serialized_end=3761
+  _globals['_STACKS']._serialized_start=3763
+  _globals['_STACKS']._serialized_end=3876
+  _globals['_STACKS_STACKSENTRY']._serialized_start=3831
+  _globals['_STACKS_STACKSENTRY']._serialized_end=3876
+  _globals['_LOGCHUNK']._serialized_start=3878
+  _globals['_LOGCHUNK']._serialized_end=3936
+  _globals['_FAILURE']._serialized_start=3938
+  _globals['_FAILURE']._serialized_end=3991
+  _globals['_AGENTSERVICE']._serialized_start=4131
+  _globals['_AGENTSERVICE']._serialized_end=4237
 # @@protoc_insertion_point(module_scope)

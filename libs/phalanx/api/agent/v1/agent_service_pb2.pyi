@@ -660,6 +660,7 @@ class StartGang(_message.Message):
     TOKEN_FIELD_NUMBER: _builtins.int
     CODE_DIGEST_FIELD_NUMBER: _builtins.int
     PARTNER_FIELD_NUMBER: _builtins.int
+    HOLDERS_FIELD_NUMBER: _builtins.int
     arguments_json: _builtins.str
     """What `trainer.preflight.to_arguments` gave when the job was prepared, as JSON."""
     world_size: _builtins.int
@@ -680,6 +681,10 @@ class StartGang(_message.Message):
     def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The ranks that start here."""
 
+    @_builtins.property
+    def holders(self) -> _containers.RepeatedCompositeFieldContainer[Global___ShareHolder]:
+        """Who else keeps shares of the parent in memory; none where that is not known."""
+
     def __init__(
         self,
         *,
@@ -692,14 +697,43 @@ class StartGang(_message.Message):
         token: _builtins.str = ...,
         code_digest: _builtins.str = ...,
         partner: _builtins.str = ...,
+        holders: _abc.Iterable[Global___ShareHolder] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "code_digest", b"code_digest", "parent_attempt", b"parent_attempt", "parent_step", b"parent_step", "partner", b"partner", "ranks", b"ranks", "rendezvous", b"rendezvous", "token", b"token", "world_size", b"world_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "code_digest", b"code_digest", "holders", b"holders", "parent_attempt", b"parent_attempt", "parent_step", b"parent_step", "partner", b"partner", "ranks", b"ranks", "rendezvous", b"rendezvous", "token", b"token", "world_size", b"world_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StartGang: _TypeAlias = StartGang  # noqa: Y015
+
+@_typing.final
+class ShareHolder(_message.Message):
+    """ShareHolder is an agent that keeps shares of a step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ADDRESS_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
+    address: _builtins.str
+    """Its `host:port`."""
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """The ranks whose shares it keeps."""
+
+    def __init__(
+        self,
+        *,
+        address: _builtins.str = ...,
+        ranks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "ranks", b"ranks"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ShareHolder: _TypeAlias = ShareHolder  # noqa: Y015
 
 @_typing.final
 class EndGang(_message.Message):

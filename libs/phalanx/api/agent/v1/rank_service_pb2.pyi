@@ -551,6 +551,9 @@ class FindSharesResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     SHARES_FIELD_NUMBER: _builtins.int
+    ELSEWHERE_FIELD_NUMBER: _builtins.int
+    elsewhere: _builtins.bool
+    """Whether other nodes were known to keep shares of the step when the attempt started."""
     @_builtins.property
     def shares(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldShare]:
         """The shares; none where nothing is kept."""
@@ -559,11 +562,86 @@ class FindSharesResponse(_message.Message):
         self,
         *,
         shares: _abc.Iterable[Global___HeldShare] | None = ...,
+        elsewhere: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["shares", b"shares"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["elsewhere", b"elsewhere", "shares", b"shares"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FindSharesResponse: _TypeAlias = FindSharesResponse  # noqa: Y015
+
+@_typing.final
+class ReadShareRequest(_message.Message):
+    """ReadShareRequest asks for bytes of an object."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    RANK_FIELD_NUMBER: _builtins.int
+    KEY_FIELD_NUMBER: _builtins.int
+    OFFSET_FIELD_NUMBER: _builtins.int
+    LENGTH_FIELD_NUMBER: _builtins.int
+    DESCRIPTOR_FIELD_NUMBER: _builtins.int
+    job: _builtins.str
+    """The job, `projects/<p>/jobs/<uid>`."""
+    attempt: _builtins.int
+    """The attempt of the rank that asks."""
+    rank: _builtins.int
+    """The rank that asks."""
+    key: _builtins.str
+    """Key of the object below the job's root."""
+    offset: _builtins.int
+    """First byte."""
+    length: _builtins.int
+    """Number of bytes; 0 asks for the size alone."""
+    descriptor: _builtins.int
+    """Descriptor of an anonymous file in the process of the rank, which can't be shortened (F_SEAL_SHRINK): the bytes go
+    to its beginning.
+    """
+    def __init__(
+        self,
+        *,
+        job: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        rank: _builtins.int = ...,
+        key: _builtins.str = ...,
+        offset: _builtins.int = ...,
+        length: _builtins.int = ...,
+        descriptor: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "descriptor", b"descriptor", "job", b"job", "key", b"key", "length", b"length", "offset", b"offset", "rank", b"rank"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadShareRequest: _TypeAlias = ReadShareRequest  # noqa: Y015
+
+@_typing.final
+class ReadShareResponse(_message.Message):
+    """ReadShareResponse tells that the bytes are there, or why not."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_BYTES_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    num_bytes: _builtins.int
+    """Size of the whole object."""
+    why: _builtins.str
+    """Why no node gave the bytes; empty where one did."""
+    def __init__(
+        self,
+        *,
+        num_bytes: _builtins.int = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_bytes", b"num_bytes", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadShareResponse: _TypeAlias = ReadShareResponse  # noqa: Y015

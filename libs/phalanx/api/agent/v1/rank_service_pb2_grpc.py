@@ -76,6 +76,11 @@ class RankServiceStub:
                 request_serializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.FindSharesRequest.SerializeToString,
                 response_deserializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.FindSharesResponse.FromString,
                 _registered_method=True)
+        self.ReadShare = channel.unary_unary(
+                '/phalanx.api.agent.v1.RankService/ReadShare',
+                request_serializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.ReadShareRequest.SerializeToString,
+                response_deserializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.ReadShareResponse.FromString,
+                _registered_method=True)
 
 
 class RankServiceServicer:
@@ -140,6 +145,13 @@ class RankServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadShare(self, request, context):
+        """ReadShare brings bytes of the attempt's parent that lie in the memory of another node into memory of the rank.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_RankServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -182,6 +194,11 @@ def add_RankServiceServicer_to_server(servicer, server):
                     servicer.FindShares,
                     request_deserializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.FindSharesRequest.FromString,
                     response_serializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.FindSharesResponse.SerializeToString,
+            ),
+            'ReadShare': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadShare,
+                    request_deserializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.ReadShareRequest.FromString,
+                    response_serializer=phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.ReadShareResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -402,6 +419,33 @@ class RankService:
             '/phalanx.api.agent.v1.RankService/FindShares',
             phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.FindSharesRequest.SerializeToString,
             phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.FindSharesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadShare(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/phalanx.api.agent.v1.RankService/ReadShare',
+            phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.ReadShareRequest.SerializeToString,
+            phalanx_dot_api_dot_agent_dot_v1_dot_rank__service__pb2.ReadShareResponse.FromString,
             options,
             channel_credentials,
             insecure,

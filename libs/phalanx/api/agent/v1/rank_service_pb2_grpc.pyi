@@ -53,6 +53,8 @@ class RankServiceStub:
     """
     FindShares: _grpc.UnaryUnaryMultiCallable[_rank_service_pb2.FindSharesRequest, _rank_service_pb2.FindSharesResponse]
     """FindShares tells what lies in the memory of the node of a step."""
+    ReadShare: _grpc.UnaryUnaryMultiCallable[_rank_service_pb2.ReadShareRequest, _rank_service_pb2.ReadShareResponse]
+    """ReadShare brings bytes of the attempt's parent that lie in the memory of another node into memory of the rank."""
 
 @_typing.type_check_only
 class RankServiceAsyncStub(RankServiceStub):
@@ -79,6 +81,8 @@ class RankServiceAsyncStub(RankServiceStub):
     """
     FindShares: _aio.UnaryUnaryMultiCallable[_rank_service_pb2.FindSharesRequest, _rank_service_pb2.FindSharesResponse]  # type: ignore[assignment]
     """FindShares tells what lies in the memory of the node of a step."""
+    ReadShare: _aio.UnaryUnaryMultiCallable[_rank_service_pb2.ReadShareRequest, _rank_service_pb2.ReadShareResponse]  # type: ignore[assignment]
+    """ReadShare brings bytes of the attempt's parent that lie in the memory of another node into memory of the rank."""
 
 class RankServiceServicer(metaclass=_abc_1.ABCMeta):
     """RankService is served by the agent of a node on a Unix socket, and called by the ranks that live there. Every call
@@ -150,5 +154,13 @@ class RankServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_rank_service_pb2.FindSharesResponse, _abc.Awaitable[_rank_service_pb2.FindSharesResponse]]:
         """FindShares tells what lies in the memory of the node of a step."""
+
+    @_abc_1.abstractmethod
+    def ReadShare(
+        self,
+        request: _rank_service_pb2.ReadShareRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_rank_service_pb2.ReadShareResponse, _abc.Awaitable[_rank_service_pb2.ReadShareResponse]]:
+        """ReadShare brings bytes of the attempt's parent that lie in the memory of another node into memory of the rank."""
 
 def add_RankServiceServicer_to_server(servicer: RankServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -441,6 +441,44 @@ class Opened(_message.Message):
 Global___Opened: _TypeAlias = Opened  # noqa: Y015
 
 @_typing.final
+class Restored(_message.Message):
+    """Restored tells where a rank had its part of the parent from, in bytes of tensors and of what lists them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    MEMORY_BYTES_FIELD_NUMBER: _builtins.int
+    HOLDER_BYTES_FIELD_NUMBER: _builtins.int
+    STORAGE_BYTES_FIELD_NUMBER: _builtins.int
+    WHY_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The step."""
+    memory_bytes: _builtins.int
+    """From the memory of its own node."""
+    holder_bytes: _builtins.int
+    """From the memory of other nodes."""
+    storage_bytes: _builtins.int
+    """From storage, of what nodes keep in memory."""
+    why: _builtins.str
+    """Why storage was read although other nodes were known to keep it; empty where it was not."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        memory_bytes: _builtins.int = ...,
+        holder_bytes: _builtins.int = ...,
+        storage_bytes: _builtins.int = ...,
+        why: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["holder_bytes", b"holder_bytes", "memory_bytes", b"memory_bytes", "step", b"step", "storage_bytes", b"storage_bytes", "why", b"why"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Restored: _TypeAlias = Restored  # noqa: Y015
+
+@_typing.final
 class Damaged(_message.Message):
     """Damaged tells that a checkpoint or a shard can't be used."""
 
@@ -546,6 +584,7 @@ class Record(_message.Message):
     ENDED_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     SAVE_FIELD_NUMBER: _builtins.int
+    RESTORED_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """The rank."""
     since_start_s: _builtins.float
@@ -604,6 +643,10 @@ class Record(_message.Message):
     def save(self) -> Global___Save:
         """A save was due."""
 
+    @_builtins.property
+    def restored(self) -> Global___Restored:
+        """The rank has read its part of the parent."""
+
     def __init__(
         self,
         *,
@@ -623,12 +666,13 @@ class Record(_message.Message):
         ended: Global___Ended | None = ...,
         finished: Global___Finished | None = ...,
         save: Global___Save | None = ...,
+        restored: Global___Restored | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "damaged", b"damaged", "ended", b"ended", "error", b"error", "evaluation", b"evaluation", "event", b"event", "finished", b"finished", "non_finite", b"non_finite", "opened", b"opened", "phase", b"phase", "progress", b"progress", "save", b"save", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "damaged", b"damaged", "ended", b"ended", "error", b"error", "evaluation", b"evaluation", "event", b"event", "finished", b"finished", "non_finite", b"non_finite", "opened", b"opened", "phase", b"phase", "progress", b"progress", "restored", b"restored", "save", b"save", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "damaged", b"damaged", "ended", b"ended", "error", b"error", "evaluation", b"evaluation", "event", b"event", "finished", b"finished", "non_finite", b"non_finite", "opened", b"opened", "phase", b"phase", "progress", b"progress", "rank", b"rank", "save", b"save", "since_start_s", b"since_start_s", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "damaged", b"damaged", "ended", b"ended", "error", b"error", "evaluation", b"evaluation", "event", b"event", "finished", b"finished", "non_finite", b"non_finite", "opened", b"opened", "phase", b"phase", "progress", b"progress", "rank", b"rank", "restored", b"restored", "save", b"save", "since_start_s", b"since_start_s", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["phase", "progress", "step_time", "committed", "non_finite", "evaluation", "opened", "damaged", "error", "ended", "finished", "save"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["phase", "progress", "step_time", "committed", "non_finite", "evaluation", "opened", "damaged", "error", "ended", "finished", "save", "restored"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
