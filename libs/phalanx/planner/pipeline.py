@@ -24,6 +24,8 @@ class StageCosts:
     forward_s, input_s, weight_s: seconds of forward and of the two halves of backward. p2p_s: seconds of a hop between
     ranks. activation_bytes: held from a forward to its backward. kept_for_weights: the part of them that stays between
     the two halves of a split backward (all of it in torch, which keeps the graph). pair_saving: 0 to 1.
+    first_is_whole: the first stage, which nobody waits for, does nothing for its inputs and all of a split backward for
+    its weights, as torch 2.13 does.
     """
 
     forward_s: tuple[float, ...]
@@ -33,6 +35,7 @@ class StageCosts:
     activation_bytes: tuple[float, ...] = ()
     kept_for_weights: float = 1.0
     pair_saving: float = 0.0
+    first_is_whole: bool = False
 
     @classmethod
     def even(
@@ -51,14 +54,15 @@ class StageCosts:
 
     def seconds(self, action: Action) -> float:
         """How long an action takes by itself."""
-        stage = action.stage
-        if action.kind is Kind.FORWARD:
+        stage, kind = action.stage, action.kind
+        if kind is Kind.FORWARD:
             return self.forward_s[stage]
-        if action.kind is Kind.BACKWARD_INPUT:
-            return self.input_s[stage]
-        if action.kind is Kind.BACKWARD_WEIGHT:
-            return self.weight_s[stage]
-        return self.input_s[stage] + self.weight_s[stage]
+        whole = self.input_s[stage] + self.weight_s[stage]
+        if kind is Kind.BACKWARD:
+            return whole
+        if self.first_is_whole and stage == 0:
+            return whole if kind is Kind.BACKWARD_WEIGHT else 0.0
+        return self.input_s[stage] if kind is Kind.BACKWARD_INPUT else self.weight_s[stage]
 
 
 @dataclass(frozen=True, slots=True)

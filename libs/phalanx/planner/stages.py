@@ -64,9 +64,10 @@ def stage_passes_in_flight(layout: Layout, run: RunShape, pp_rank: int) -> int:
     """Most (micro-batch, stage) pairs whose activations a pipeline rank holds at once.
 
     GPipe holds all. 1F1B: pp - r (Narayanan et al. 2021, section 2.2.1). Interleaved with v stages: the warm-up of the
-    same paper, 2 (pp - r - 1) + (v - 1) pp, and one more. ZB-V holds pp micro-batches' worth, DualPipeV pp + 1, each of
-    two stages (Qi et al. 2024, arXiv 2405.15362, table 1; DualPipe README). ZB1P holds as many as 1F1B, ZB2P twice as
-    many (Qi et al. 2024, arXiv 2401.10241, table 1).
+    same paper, 2 (pp - r - 1) + (v - 1) pp, and one more. ZB-V holds pp micro-batches' worth of two stages, DualPipeV
+    one stage's more (Qi et al. 2024, arXiv 2405.15362, table 1; DualPipe README). ZB1P holds as many as 1F1B, ZB2P
+    twice as many (Qi et al. 2024, arXiv 2401.10241, table 1). Interleaved zero bubble holds v pp on every rank: its
+    warm-up is shorter on later ranks by as many passes as wait there for their weights' backward.
     """
     micro_batches, pp, per_rank = num_micro_batches(layout, run), layout.pp, run.stages_per_rank
     if pp == 1:
@@ -79,5 +80,7 @@ def stage_passes_in_flight(layout: Layout, run: RunShape, pp_rank: int) -> int:
     if run.schedule == "zb2p":
         return min(everything, 2 * (pp - pp_rank) - 1)
     if run.schedule in V_SCHEDULES:
-        return min(everything, 2 * (pp + (run.schedule == "dualpipev")))
+        return min(everything, 2 * pp + (run.schedule == "dualpipev"))
+    if run.schedule == "interleaved_zero_bubble":
+        return min(everything, per_rank * pp)
     return min(everything, 2 * (pp - pp_rank - 1) + (per_rank - 1) * pp + 1)

@@ -176,13 +176,22 @@ def test_pairs_that_overlap_shorten_dualpipev_by_what_they_save():
 
 
 @pytest.mark.parametrize("pp", [2, 4, 8])
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved_1f1b", "zbv"])
+@pytest.mark.parametrize("schedule", [name for name in SCHEDULES if name != "looped_bfs"])
 def test_most_passes_in_flight_are_what_the_memory_of_a_rank_counts(schedule, pp):
-    per_rank = 1 if schedule in ("gpipe", "1f1b") else 2
-    run = simulate(schedule, pp, per_rank, 4 * pp, StageCosts.even(pp * per_rank, 1.0, 1.0, 1.0))
-    shape = RunShape(seq_len=8, global_batch_size=4 * pp, schedule=schedule, stages_per_rank=per_rank)
-    for rank in run.ranks:
-        assert rank.peak_bytes == stage_passes_in_flight(Layout(pp=pp), shape, rank.pp_rank)
+    per_ranks = (1,) if schedule in ("gpipe", "1f1b") else (2,) if schedule in ("zbv", "dualpipev") else (2, 3)
+    for per_rank in per_ranks:
+        run = simulate(schedule, pp, per_rank, 4 * pp, StageCosts.even(pp * per_rank, 1.0, 1.0, 1.0))
+        shape = RunShape(seq_len=8, global_batch_size=4 * pp, schedule=schedule, stages_per_rank=per_rank)
+        for rank in run.ranks:
+            assert rank.peak_bytes == stage_passes_in_flight(Layout(pp=pp), shape, rank.pp_rank)
+
+
+def test_a_first_stage_that_is_whole_does_both_halves_with_its_weights():
+    whole = dataclasses.replace(StageCosts.even(8, 1.0, 1.25, 0.75), first_is_whole=True)
+    run = simulate("zbv", 4, 2, 8, whole)
+    taken = {each.action.kind: each.end_s - each.start_s for each in run.ranks[0].intervals if each.action.stage == 0}
+    assert taken == pytest.approx({Kind.FORWARD: 1.0, Kind.BACKWARD_INPUT: 0.0, Kind.BACKWARD_WEIGHT: 2.0})
+    assert run.busy_s == pytest.approx(8 * 8 * 3.0)
 
 
 def test_costs_of_another_number_of_stages_are_refused():
