@@ -1,18 +1,40 @@
-"""`phalanx plan JOB`: parameters, operations and memory of a job, before anything is started."""
+"""`phalanx plan JOB`: parameters, operations, memory, time, failures and cost of a job before anything is started; the
+best layout, and why others lose to it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from phalanx.cli.config import AsJson, JobFile, Overrides, World
-from phalanx.cli.output import print_json
+from phalanx.cli.output import print_json, print_table
+from phalanx.cli.places import given_path
+from phalanx.cli.plan_search import (
+    FREE_LAYOUT,
+    Judged,
+    candidate_of,
+    cluster_settings,
+    gpu_of,
+    judge,
+    layout_settings,
+    lines,
+    new_search,
+    rival_dicts,
+    rival_rows,
+    write_svg,
+)
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from phalanx.planner import ModelShape, ParameterCounts, RankMemory, RunShape, TokenFlops
+    from phalanx.planner.search import Estimate, Search
     from phalanx.spec import Job, Layout
 
 MIB, GIB = 2**20, 2**30
@@ -42,16 +64,142 @@ def register(app: typer.Typer) -> None:
     app.command("plan")(plan)
 
 
-def plan(job_file: JobFile, overrides: Overrides = None, world: World = None, as_json: AsJson = False) -> None:
-    """Count parameters, operations and memory of a job, and say whether it fits its GPUs."""
+Gpus = Annotated[str | None, typer.Option("--gpus", metavar="KIND:NUMBER", help="GPUs of one node, as H100:8.")]
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (default: that of [cluster]).")]
+Compare = Annotated[bool, typer.Option("--compare", help="Search the best layout; say why the others lose to it.")]
+Why = Annotated[str | None, typer.Option("--why", metavar="LAYOUT", help="How tp=8,pp=4,... compares with the best.")]
+Svg = Annotated[
+    Path | None,
+    typer.Option("--svg", metavar="FILE", help="Draw the pipeline's step as SVG.", parser=given_path),
+]
+Timeline = Annotated[bool, typer.Option("--timeline", help="Draw the pipeline's step in the terminal.")]
+PriceFile = Annotated[
+    Path | None,
+    typer.Option("--prices", metavar="FILE", help="Prices and power of GPUs (TOML or JSON).", parser=given_path),
+]
+
+
+def plan(
+    job_file: JobFile,
+    overrides: Overrides = None,
+    world: World = None,
+    gpus: Gpus = None,
+    nodes: Nodes = None,
+    compare: Compare = False,
+    why: Why = None,
+    svg: Svg = None,
+    timeline: Timeline = False,
+    prices: PriceFile = None,
+    as_json: AsJson = False,
+) -> None:
+    """Count parameters, operations and memory of a job, say whether it fits its GPUs, how fast it runs, how often it is
+    interrupted and what it costs. Where its layout does not fit the GPUs of --gpus and --nodes, the best one is
+    searched."""
     from phalanx.spec import load_job
 
-    job = load_job(job_file, overrides or (), world, check_world=True)
+    settings = [*(overrides or ()), *cluster_settings(gpus, nodes)]
+    refused = None
+    try:
+        job = load_job(job_file, settings, world, check_world=True)
+    except PhalanxError as error:
+        if not (gpus or nodes or compare or why):
+            raise
+        job, refused = load_job(job_file, [*settings, *FREE_LAYOUT], world, check_world=True), error
     found = make_plan(job, world or job.cluster.world_size)
+    asked = load_job(job_file, [*settings, *layout_settings(why)], world, check_world=True) if why else None
+    report = Report(job, found, refused, prices, asked, searched=compare or refused is not None)
+    if svg is not None or timeline:
+        report.need_gpu()
+    if svg is not None:
+        write_svg(svg, report.shown.estimate)
     if as_json:
-        print_json(as_dict(found))
+        print_json(report.as_dict())
     else:
-        _show(found, job)
+        _show(report, timeline=timeline)
+
+
+class Report:
+    """What one call of the command found; what it does not print is not computed."""
+
+    def __init__(
+        self,
+        job: Job,
+        found: Plan,
+        refused: PhalanxError | None,
+        prices: Path | None,
+        asked: Job | None,
+        *,
+        searched: bool,
+    ) -> None:
+        """refused: why the job's own layout is none for its GPUs; `job` and `found` are then of a free one. asked: the
+        job with the layout of `--why`."""
+        self.job, self.found, self.refused, self.prices, self.asked = job, found, refused, prices, asked
+        self.searched = searched
+        if searched or asked:
+            self.need_gpu()
+
+    def need_gpu(self) -> None:
+        """Raises PhalanxError where no kind of GPU is known, without which there is no time."""
+        if gpu_of(self.job) is None:
+            raise PhalanxError(
+                "cluster.gpu",
+                value=self.job.cluster.gpu,
+                expected="a job on GPUs of a kind that the planner knows",
+                remedy="give them by --gpus, as H100:8",
+            )
+
+    @cached_property
+    def search(self) -> Search | None:
+        """None where no kind of GPU is known."""
+        gpu = gpu_of(self.job)
+        if gpu is None:
+            return None
+        return new_search(self.job, model_shape(self.job), run_shape(self.job), self.found.layout.world_size, gpu)
+
+    def judged(self, estimate: Estimate) -> Judged:
+        """An estimate as the job would run on it."""
+        assert self.search is not None
+        return judge(self.job, self.search, estimate, self.found.full.model, self.prices)
+
+    @cached_property
+    def own(self) -> Judged | None:
+        """The job's own layout; None where it does not fit its GPUs or they are not known."""
+        if self.refused is not None or self.search is None:
+            return None
+        return self.judged(self.search.estimate(candidate_of(self.found.layout, run_shape(self.job))))
+
+    @cached_property
+    def best(self) -> Judged | None:
+        """The best layout, where it was asked for."""
+        return self.judged(self.search.best) if self.searched and self.search is not None else None
+
+    @cached_property
+    def compared(self) -> Judged | None:
+        """The layout of `--why`."""
+        if self.asked is None or self.search is None:
+            return None
+        layout = self.asked.layout(self.found.layout.world_size)
+        return self.judged(self.search.estimate(candidate_of(layout, run_shape(self.asked))))
+
+    @property
+    def shown(self) -> Judged:
+        """What is drawn: the layout of `--why`, else the best where it was searched, else the job's own."""
+        shown = self.compared or self.best or self.own
+        assert shown is not None
+        return shown
+
+    def as_dict(self) -> dict[str, Any]:
+        """The plan as one JSON object; `as_dict` of its counts, and beside them what was asked for."""
+        from phalanx.planner.rivals import parallel_section
+
+        given = {"own": self.own, "why": self.compared, "best": self.best}
+        compared = self.searched or self.asked is not None
+        told = {name: judged.as_dict(compared=compared) for name, judged in given.items() if judged is not None}
+        counts = as_dict(self.found) if self.refused is None else {"refused": str(self.refused)}
+        if self.best is None:
+            return {**counts, **told}
+        section = parallel_section(self.best.estimate.candidate)
+        return {**counts, **told, "rivals": rival_dicts(self.best.search), "parallel": section}
 
 
 def make_plan(job: Job, world_size: int) -> Plan:
@@ -91,6 +239,9 @@ def model_shape(job: Job) -> ModelShape:
         ffn_dim=args.ffn_dim,
         vocab_size=args.vocab_size,
         tie_embeddings=args.tie_embeddings,
+        head_width=args.head_dim,
+        qk_norm=args.qk_norm,
+        qkv_bias=args.qkv_bias,
         **(moe.model_dump() if moe else {}),
     )
 
@@ -142,11 +293,57 @@ def as_dict(found: Plan) -> dict[str, Any]:
     }
 
 
-def _show(found: Plan, job: Job) -> None:
+def _show(report: Report, *, timeline: bool) -> None:
     from rich.console import Console
 
     console = Console(soft_wrap=True)
-    counts = found.parameters
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False)
+
+    if report.refused is not None:
+        say(f"the job's own layout is none for these GPUs: {report.refused}")
+    else:
+        _show_own(report, console)
+    if report.own is not None:
+        for line in lines(report.own, report.job):
+            say(line)
+    for name, judged in (("asked", report.compared), ("best", report.best)):
+        if judged is not None:
+            _show_judged(name, judged, report.job, say)
+    if report.best is not None:
+        _show_rivals(report.best, say)
+    if timeline:
+        from phalanx.planner.search import pipeline_run
+        from phalanx.planner.timeline import terminal
+
+        say("")
+        say(terminal(pipeline_run(report.shown.estimate), width=console.width).rstrip())
+
+
+def _show_judged(name: str, judged: Judged, job: Job, say: Callable[[str], None]) -> None:
+    from phalanx.planner.rivals import layout_line, why_not
+
+    say("")
+    say(f"{name}: {layout_line(judged.estimate.candidate)}")
+    if name == "asked":
+        say(f"beside the best: {why_not(judged.search, judged.estimate)}")
+    for line in lines(judged, job):
+        say(line)
+
+
+def _show_rivals(best: Judged, say: Callable[[str], None]) -> None:
+    from phalanx.planner.rivals import parallel_section
+
+    say("")
+    title = f"The best with one thing different, of {len(best.search.estimates):,} layouts"
+    print_table(("different", "layout", "why it loses"), rival_rows(best.search), title)
+    say("")
+    say(parallel_section(best.estimate.candidate).rstrip())
+
+
+def _show_own(report: Report, console: Console) -> None:
+    found, job, counts = report.found, report.job, report.found.parameters
     console.print(f"{job.job.name} on {found.layout.world_size} ranks: {_axes(found.layout)}", highlight=False)
     console.print(_parameter_table(counts))
     for line in _operations(found):
@@ -213,6 +410,3 @@ def _memory_table(memory: tuple[RankMemory, ...]) -> Any:
         place = (str(rank.position.pp_rank), str(rank.position.num_layers), f"{rank.parameters / 1e6:,.1f}M")
         table.add_row(*place, *(f"{each / unit:.2f}" for each in amounts))
     return table
-        head_width=args.head_dim,
-        qk_norm=args.qk_norm,
-        qkv_bias=args.qkv_bias,

@@ -1,0 +1,194 @@
+"""The best layout of a model over a number of GPUs: the fastest that fits, and why each rival lost.
+
+Every mesh, micro-batch, recompute and zero is timed on a plain 1F1B by the time model; other schedules differ from it
+in bubble, hops and the number of micro-batches that they admit, which are exchanged. Memory, dearer to count, is
+counted from the fastest down until one fits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from phalanx.core.errors import PhalanxError
+from phalanx.planner.layouts import Candidate, Task, base_candidates, layouts, scheduled
+from phalanx.planner.memory import RUNTIME_BYTES, RankMemory, rank_memory
+from phalanx.planner.parameters import rank_parameters
+from phalanx.planner.pipeline import PipelineRun, StageCosts, bubble_left, simulate
+from phalanx.planner.software import Software, software
+from phalanx.planner.stages import num_micro_batches, split_layers
+from phalanx.planner.time import Configuration, StepTime, step_time
+
+# Of a backward, what the weights take: the published profiles of Qi et al. 2023 (arXiv 2401.10241, section 4) have
+# forward, inputs and weights near 2 : 2 : 1, as element-wise operations and attention have no weights.
+WEIGHTS_OF_BACKWARD = 1 / 3
+# Bytes of a parameter that nothing shards within a step: at a pipeline, or with gradients that wait for several
+# micro-batches, a weight of 2 bytes and a gradient of 4.
+_WHOLE_BYTES, _SHARDED_BYTES = 6, 16
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A candidate with its time, and its memory once that was counted."""
+
+    candidate: Candidate
+    step: StepTime
+    tokens: int
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of the whole run."""
+        return self.tokens / self.step.total_s
+
+    def share(self, seconds: float) -> float:
+        """Of the step."""
+        return seconds / self.step.total_s
+
+
+class Search:
+    """One search, lazily: estimates in order of time, memory of those that are asked for."""
+
+    def __init__(
+        self,
+        task: Task,
+        limit_bytes: int,
+        *,
+        used: Software | None = None,
+        runtime_bytes: int = RUNTIME_BYTES,
+    ) -> None:
+        """limit_bytes: of one GPU. runtime_bytes: what a device keeps for itself."""
+        self.task, self.limit_bytes, self.runtime_bytes = task, limit_bytes, runtime_bytes
+        self.used = used or software("phalanx")
+        self._memory: dict[Candidate, RankMemory] = {}
+        self.too_big = 0
+
+    @cached_property
+    def estimates(self) -> tuple[Estimate, ...]:
+        """All candidates whose states alone fit, fastest first. Raises PhalanxError where there is none."""
+        tokens = self.task.run.global_batch_size * self.task.run.seq_len
+        found = []
+        for layout in layouts(self.task):
+            for base in base_candidates(self.task, layout):
+                if self._states_bytes(base) > self.limit_bytes:
+                    self.too_big += 1
+                    continue
+                plain = self.plain_step(base)
+                found += [
+                    Estimate(candidate, with_schedule(plain, base, candidate), tokens)
+                    for candidate in scheduled(self.task, base)
+                ]
+        if not found:
+            raise PhalanxError(
+                "layout",
+                value=f"{self.task.gpus} GPUs",
+                expected="enough memory in all of them for weights, gradients and optimizer state",
+                remedy="take more GPUs, larger ones, or a smaller model",
+            )
+        return tuple(sorted(found, key=lambda each: (each.step.total_s, _simplicity(each.candidate))))
+
+    def plain_step(self, candidate: Candidate) -> StepTime:
+        """The time model's step of a candidate on 1F1B."""
+        config = Configuration(self.task.model, candidate.layout, candidate.run, self.task.cluster, self.used)
+        return step_time(config)
+
+    def estimate(self, candidate: Candidate) -> Estimate:
+        """Of one candidate, whether or not the search would have come to it."""
+        base = replace(candidate, run=replace(candidate.run, schedule="1f1b", stages_per_rank=1))
+        step = with_schedule(self.plain_step(base), base, candidate)
+        return Estimate(candidate, step, self.task.run.global_batch_size * self.task.run.seq_len)
+
+    def memory(self, candidate: Candidate) -> RankMemory:
+        """Of the pipeline position that holds most."""
+        if candidate not in self._memory:
+            ranks = rank_memory(self.task.model, candidate.layout, candidate.run, self.runtime_bytes)
+            self._memory[candidate] = max(ranks, key=lambda each: each.total_bytes)
+        return self._memory[candidate]
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Whether every rank has the memory."""
+        return self.memory(candidate).total_bytes <= self.limit_bytes
+
+    @cached_property
+    def best(self) -> Estimate:
+        """The fastest that fits. Raises PhalanxError where none does."""
+        found = self.first(lambda _: True)
+        if found is None:
+            smallest = self.smallest(lambda _: True)
+            assert smallest is not None
+            least = self.memory(smallest.candidate)
+            raise PhalanxError(
+                "layout",
+                value=f"{self.task.gpus} GPUs",
+                expected=f"{least.total_bytes / 2**30:.1f} GiB a GPU, which the smallest layout takes",
+                remedy="take more GPUs, larger ones, or a smaller model",
+            )
+        return found
+
+    def first(self, wanted: Callable[[Candidate], bool]) -> Estimate | None:
+        """The fastest wanted one that fits."""
+        return next((each for each in self.estimates if wanted(each.candidate) and self.fits(each.candidate)), None)
+
+    def smallest(self, wanted: Callable[[Candidate], bool]) -> Estimate | None:
+        """The wanted one of the least memory."""
+        asked = [each for each in self.estimates if wanted(each.candidate)]
+        return min(asked, key=lambda each: self.memory(each.candidate).total_bytes, default=None)
+
+    def _states_bytes(self, candidate: Candidate) -> float:
+        """A floor of a candidate's memory: its largest rank's weights, gradients and optimizer state."""
+        model, layout, run = self.task.model, candidate.layout, candidate.run
+        stage = max(split_layers(model.n_layers, layout.pp))
+        held = rank_parameters(model, layout, stage, is_first=layout.pp == 1, is_last=layout.pp == 1)
+        whole = layout.pp > 1 or (run.zero == 1 and num_micro_batches(layout, run) > 1)
+        sharded = _SHARDED_BYTES * (
+            held.dense / layout.dp_shard + held.experts / max(layout.dp * layout.cp // layout.ep, 1)
+        )
+        weights = 0 if layout.pp == 1 and run.zero == 3 else run.param_bytes
+        return (_WHOLE_BYTES if whole else weights) * held.total + sharded + self.runtime_bytes
+
+
+def with_schedule(step: StepTime, base: Candidate, candidate: Candidate) -> StepTime:
+    """The step of `base`, on 1F1B, with the schedule of `candidate` instead."""
+    if candidate.run.schedule == base.run.schedule:
+        return step
+    run = candidate.run
+    micro_batches = num_micro_batches(candidate.layout, run)
+    more = micro_batches / step.micro_batches
+    parts = _backward_parts(step)
+    left = bubble_left(run.schedule, candidate.layout.pp, run.stages_per_rank, 1.0, *(round(each, 1) for each in parts))
+    return replace(
+        step,
+        compute_s=step.compute_s * more,
+        recompute_s=step.recompute_s * more,
+        tensor_s=step.tensor_s * more,
+        context_s=step.context_s * more,
+        expert_s=step.expert_s * more,
+        pipeline_send_s=step.pipeline_send_s * more * run.stages_per_rank,
+        bubble_s=step.bubble_s * left,
+        micro_batches=micro_batches,
+    )
+
+
+def _backward_parts(step: StepTime) -> tuple[float, float]:
+    """(inputs, weights) of a backward whose forward takes 1: twice the forward in all, and the recompute, which takes a
+    forward, before the inputs' half."""
+    again = 3 * step.recompute_s / step.compute_s
+    return 2.0 * (1 - WEIGHTS_OF_BACKWARD) + again, 2.0 * WEIGHTS_OF_BACKWARD
+
+
+def pipeline_run(estimate: Estimate) -> PipelineRun:
+    """The step of an estimate's pipeline, simulated with even stages; activations count in passes."""
+    step, run, pp = estimate.step, estimate.candidate.run, estimate.candidate.layout.pp
+    per_rank = run.stages_per_rank if pp > 1 else 1
+    inside = step.compute_s + step.recompute_s + step.tensor_s + step.context_s + step.expert_s
+    inputs, weights = _backward_parts(step)
+    unit = inside / step.micro_batches / per_rank / (1.0 + inputs + weights)
+    hop_s = step.pipeline_send_s / step.micro_batches / (2 * per_rank)
+    costs = StageCosts.even(pp * per_rank, unit, unit * inputs, unit * weights, p2p_s=hop_s)
+    return simulate(run.schedule, pp, per_rank, step.micro_batches, costs)
+
+
+def _simplicity(candidate: Candidate) -> tuple[int, ...]:
+    """What decides between equal times: fewer axes, fewer stages, less recompute."""
+    layout, run = candidate.layout, candidate.run
+    return (layout.pp, layout.cp, layout.ep, layout.tp, run.stages_per_rank, run.zero, run.local_batch_size)

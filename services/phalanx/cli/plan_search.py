@@ -1,0 +1,252 @@
+"""The rest of `phalanx plan`: time and forecast of a layout, the best one, its rivals and why they lost."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from phalanx.core.errors import PhalanxError
+
+if TYPE_CHECKING:
+    from phalanx.planner import ModelShape, RunShape
+    from phalanx.planner.forecast import Forecast
+    from phalanx.planner.gpus import Gpu
+    from phalanx.planner.layouts import Candidate
+    from phalanx.planner.search import Estimate, Search
+    from phalanx.spec import Job, Layout
+
+# Part of a GPU's memory that a layout may fill: estimates err, and allocators leave gaps.
+FILLED = 0.95
+# Every key of the layout as if nothing had been said of it.
+FREE_LAYOUT = (
+    "parallel.pp=1",
+    "parallel.tp=1",
+    "parallel.cp=1",
+    "parallel.ep=1",
+    "parallel.dp_replicate=1",
+    "parallel.dp_shard=-1",
+    "parallel.zero=3",
+    "parallel.schedule=1f1b",
+    "parallel.stages_per_rank=1",
+    "parallel.local_batch_size=1",
+)
+_LAYOUT_KEYS = (*(setting.partition("=")[0].removeprefix("parallel.") for setting in FREE_LAYOUT), "recompute")
+
+
+def cluster_settings(gpus: str | None, nodes: int | None) -> list[str]:
+    """Overrides of `--gpus KIND:PER_NODE` and `--nodes`. Raises PhalanxError for another form or an unknown kind."""
+    settings = [] if nodes is None else [f"cluster.nodes={nodes}"]
+    if gpus is None:
+        return settings
+    from phalanx.planner.gpus import find_gpu
+
+    kind, _, count = gpus.partition(":")
+    if count and not (count.isdecimal() and int(count) > 0):
+        raise PhalanxError(
+            "--gpus",
+            value=gpus,
+            expected="a kind and a number for one node, such as H100:8",
+            remedy="write KIND or KIND:NUMBER",
+        )
+    name = find_gpu(kind).name
+    return [*settings, "cluster.device=cuda", f"cluster.gpu={name}", *([f"cluster.nproc={count}"] if count else [])]
+
+
+def layout_settings(text: str) -> list[str]:
+    """Overrides of `--why tp=8,pp=4,...`; what it does not name is 1, dp_shard the rest. Raises PhalanxError for a key
+    that is none of the layout's."""
+    settings = list(FREE_LAYOUT)
+    for part in filter(None, (each.strip() for each in text.split(","))):
+        key, _, value = (each.strip() for each in part.partition("="))
+        if key not in _LAYOUT_KEYS or not value:
+            close = difflib.get_close_matches(key, _LAYOUT_KEYS, n=1)
+            raise PhalanxError(
+                "--why",
+                value=part,
+                expected=f"KEY=VALUE with a key of {', '.join(_LAYOUT_KEYS)}",
+                remedy=f"did you mean {close[0]}?" if close else "name one of them",
+            )
+        if key == "schedule":
+            settings = [each for each in settings if not each.startswith("parallel.stages_per_rank")]
+        settings.append(f"activation_checkpoint.mode={value}" if key == "recompute" else f"parallel.{key}={value}")
+    return settings
+
+
+def gpu_of(job: Job) -> Gpu | None:
+    """The GPU that the time model knows; None where the job names none, or runs on CPUs."""
+    if job.cluster.device != "cuda" or job.cluster.gpu is None or job.cluster.gpu_memory_gib is not None:
+        return None
+    from phalanx.planner.gpus import find_gpu
+
+    return find_gpu(job.cluster.gpu)
+
+
+def new_search(job: Job, model: ModelShape, run: RunShape, gpus: int, gpu: Gpu) -> Search:
+    """The search over a job's model and batch on `gpus` GPUs of its kind, within what the trainer runs."""
+    from phalanx.planner.layouts import Task
+    from phalanx.planner.network import cluster
+    from phalanx.planner.search import Search
+    from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES, ZERO_BUBBLE_SCHEDULES
+
+    # A compiled backward can't be split.
+    refused = ZERO_BUBBLE_SCHEDULES if job.compile.enable else ()
+    task = Task(
+        model=model,
+        run=run,
+        gpus=gpus,
+        cluster=cluster(gpu, gpus_per_node=min(job.cluster.nproc, gpus)),
+        schedules=tuple(name for name in MULTI_STAGE_SCHEDULES if name not in refused),
+        **_axes_of_the_trainer(job),
+    )
+    return Search(task, int(FILLED * gpu.memory_bytes))
+
+
+def _axes_of_the_trainer(job: Job) -> dict[str, Any]:
+    """Bounds of the axes that this version's trainer does not run with; none where it does not run the model at all."""
+    from phalanx.spec import Layout
+
+    if _is_refused(job, Layout()):
+        return {}
+    bounds = {"most_cp": Layout(cp=2), "most_ep": Layout(ep=2, dp_shard=2)}
+    return {name: 1 for name, layout in bounds.items() if _is_refused(job, layout)}
+
+
+def _is_refused(job: Job, layout: Layout) -> bool:
+    from phalanx.spec.unbuilt import refuse_unbuilt
+
+    try:
+        refuse_unbuilt(job, layout)
+    except PhalanxError:
+        return True
+    return False
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A layout with its time, how full its fullest GPU is, and what the job comes to on it."""
+
+    search: Search
+    estimate: Estimate
+    forecast: Forecast
+
+    def as_dict(self, *, compared: bool) -> dict[str, Any]:
+        """For `--json`: plain numbers, names with units. compared: with why it is not the best, which is searched."""
+        from phalanx.planner.rivals import why_not
+
+        candidate, step = self.estimate.candidate, self.estimate.step
+        told = {
+            "layout": asdict(candidate.layout),
+            "run": asdict(candidate.run),
+            "step": {**asdict(step), "total_s": step.total_s},
+            "memory_bytes": self.search.memory(candidate).total_bytes,
+            "fits": self.search.fits(candidate),
+            "forecast": asdict(self.forecast),
+        }
+        return {**told, "why": why_not(self.search, self.estimate)} if compared else told
+
+
+def judge(job: Job, search: Search, estimate: Estimate, flops_per_token: float, prices: Path | None) -> Judged:
+    """A layout of a search as this job would run on it."""
+    from phalanx.planner.forecast import forecast
+    from phalanx.planner.prices import load_prices
+
+    gpu, step_s = search.task.cluster.gpu, estimate.step.total_s
+    seen = forecast(
+        gpu=gpu.name,
+        gpus=search.task.gpus,
+        peak_tflops=gpu.bf16_tflops,
+        step_s=step_s,
+        tokens_per_step=estimate.tokens,
+        steps=job.training.steps,
+        flops_per_token=flops_per_token,
+        checkpoint_steps=job.checkpoint.interval,
+        state_bytes=search.memory(estimate.candidate).state_bytes,
+        prices=load_prices(prices),
+    )
+    return Judged(search, estimate, seen)
+
+
+def candidate_of(layout: Layout, run: RunShape) -> Candidate:
+    """A job's layout as the search sees it."""
+    from phalanx.planner.layouts import Candidate
+
+    return Candidate(layout, run if layout.pp > 1 else replace(run, schedule="1f1b", stages_per_rank=1))
+
+
+def lines(judged: Judged, job: Job) -> Iterator[str]:
+    """A layout's time, memory, failures and cost, for people."""
+    from phalanx.planner.rivals import memory_line, step_line
+    from phalanx.planner.timeline import seconds
+
+    step, seen, search = judged.estimate.step, judged.forecast, judged.search
+    memory = search.memory(judged.estimate.candidate)
+    yield (
+        f"time: {seconds(step.total_s)} a step, {seen.tokens_per_s:,.0f} tokens/s, "
+        f"{seen.tokens_per_s / search.task.gpus:,.0f} a GPU, {seen.mfu:.1%} MFU"
+    )
+    yield f"of it: {step_line(step)}"
+    yield f"memory: {memory_line(memory, search.task.cluster.gpu.memory_bytes)}"
+    best_steps = max(1, round(seen.best_interval_s / step.total_s))
+    yield (
+        f"failures: one in {seen.mtbf_h:,.1f} h; a checkpoint every {job.checkpoint.interval} steps keeps "
+        f"{seen.ettr:.1%} of the time, every {best_steps:,} steps {seen.best_ettr:.1%}"
+    )
+    tokens = judged.estimate.tokens * job.training.steps
+    if seen.cost is None:
+        days = tokens / seen.tokens_per_s / 86_400
+        yield f"{job.training.steps:,} steps: {days:,.1f} days of training; cost: {seen.unpriced}"
+        return
+    cost, usd = seen.cost, seen.cost.usd
+    yield (
+        f"{job.training.steps:,} steps, {tokens / 1e9:,.1f} B tokens: {cost.training_days:,.1f} days of training, "
+        f"{cost.wall_days:,.1f} in all, {cost.gpu_hours:,.0f} GPU-hours, {money(usd.middle)} "
+        f"({money(usd.low)} to {money(usd.high)}), {cost.energy_mwh:,.0f} MWh"
+    )
+
+
+def money(usd: float) -> str:
+    """$1.2M, $34K, $5."""
+    for size, unit in ((1e6, "M"), (1e3, "K")):
+        if usd >= size:
+            return f"${usd / size:.3g}{unit}"
+    return f"${usd:.0f}"
+
+
+def rival_rows(search: Search) -> list[tuple[str, str, str]]:
+    """(what is different, the best layout with it, why it lost)."""
+    from phalanx.planner.rivals import layout_line, rivals
+
+    return [(each.property, layout_line(each.candidate), each.reason) for each in rivals(search)]
+
+
+def write_svg(path: Path, estimate: Estimate) -> None:
+    """Writes the timeline of a step. Raises PhalanxError where the file can't be written."""
+    from phalanx.planner.search import pipeline_run
+    from phalanx.planner.timeline import svg
+
+    try:
+        path.write_text(svg(pipeline_run(estimate)), encoding="utf-8")
+    except OSError as error:
+        raise PhalanxError(
+            "--svg", value=str(path), expected="a file that can be written", remedy=f"{error.strerror}; name another"
+        ) from error
+
+
+def rival_dicts(search: Search) -> list[Mapping[str, Any]]:
+    """For `--json`."""
+    from phalanx.planner.rivals import rivals
+
+    return [
+        {
+            "property": each.property,
+            "layout": asdict(each.candidate.layout),
+            "run": asdict(each.candidate.run),
+            "step_s": None if each.estimate is None else each.estimate.step.total_s,
+            "memory_bytes": each.memory.total_bytes,
+            "reason": each.reason,
+        }
+        for each in rivals(search)
+    ]

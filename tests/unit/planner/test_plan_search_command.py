@@ -1,0 +1,129 @@
+"""`phalanx plan` with clusters, comparisons and pictures, as its user types it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import typer
+
+from phalanx.cli import plan
+from phalanx.cli.errors import run_reporting_errors
+from phalanx.spec import load_job
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+
+
+@pytest.fixture
+def run(monkeypatch, capsys):
+    """Runs `phalanx plan` on an example; gives (exit code, stdout, stderr)."""
+    app = typer.Typer()
+    plan.register(app)
+    app.command("other")(lambda: None)
+
+    def call(name, *arguments):
+        monkeypatch.setattr(sys, "argv", ["phalanx", "plan", str(EXAMPLES / f"{name}.toml"), *arguments])
+        code = run_reporting_errors(app)
+        streams = capsys.readouterr()
+        return code, streams.out, streams.err
+
+    return call
+
+
+def test_plan_says_time_failures_and_cost_of_the_jobs_own_layout(run):
+    code, out, _ = run("8b-64gpu")
+    said = " ".join(out.split())
+    assert code == 0
+    for part in ("tokens/s", "MFU", "of it: ", "failures: one in", "days of training", "GPU-hours", "$", "MWh"):
+        assert part in said
+    assert "best: " not in said
+
+
+def test_plan_of_a_job_on_cpus_says_nothing_of_time(run):
+    code, out, _ = run("demo")
+    assert code == 0 and "MFU" not in out
+    code, _, err = run("demo", "--compare")
+    assert code == 2 and "--gpus" in err and len(err.strip().splitlines()) == 1
+
+
+def test_compare_gives_a_section_that_is_the_best_layout(run, tmp_path):
+    code, out, _ = run("8b-64gpu", "--compare", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["best"]["fits"] and found["best"]["why"] == "the best"
+    assert found["own"]["step"]["total_s"] >= found["best"]["step"]["total_s"]
+    assert all(rival["reason"] for rival in found["rivals"]) and len(found["rivals"]) > 5
+    tables = tomllib.loads(found["parallel"])
+    job = tmp_path / "job.toml"
+    text = (EXAMPLES / "8b-64gpu.toml").read_text()
+    before, _, after = text.partition("[parallel]")
+    job.write_text(before + found["parallel"] + "[compile]" + after.partition("[compile]")[2])
+    again = load_job(job, (), 64, check_world=True)
+    assert again.parallel.tp == tables["parallel"]["tp"]
+    code, out, _ = run(str(job.with_suffix("")), "--json")
+    own = json.loads(out)["own"]
+    assert code == 0 and own["step"]["total_s"] == found["best"]["step"]["total_s"]
+    assert own["memory_bytes"] == found["best"]["memory_bytes"]
+
+
+def test_compare_for_people_lists_rivals_and_the_section(run):
+    code, out, _ = run("8b-64gpu", "--compare")
+    assert code == 0 and "best: " in out and "why it loses" in out and "% slower" in out
+    assert out.rstrip().endswith('mode = "none"') and "[parallel]" in out
+
+
+def test_other_gpus_that_the_layout_does_not_fit_are_searched(run):
+    code, out, _ = run("8b-64gpu", "--gpus", "a100:8", "--nodes", "32")
+    assert code == 0 and "the job's own layout is none for these GPUs" in out and "best: " in out
+    assert "of 80.0 GiB" in out
+
+
+def test_other_gpus_that_the_layout_fits_keep_it(run):
+    code, out, _ = run("8b-64gpu", "--gpus", "H200:8", "--json")
+    found = json.loads(out)
+    assert code == 0 and "best" not in found and found["layout"]["dp_shard"] == 64 and found["fits"]
+
+
+def test_why_tells_how_a_layout_compares_with_the_best(run):
+    code, out, _ = run("8b-64gpu", "--why", "tp=8,pp=8,zero=1,recompute=none")
+    assert code == 0 and "asked: tp 8, pp 8, dp 1" in out and "beside the best: " in out
+    code, out, _ = run("8b-64gpu", "--why", "zero=1,recompute=none")
+    assert code == 0 and "beside the best: does not fit: " in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--why", "pipeline=8"), "KEY=VALUE with a key of pp, tp"),
+        (("--why", "tp"), "KEY=VALUE"),
+        (("--why", "pp=2,zero=2"), "1 or 3 with pp > 1"),
+        (("--why", "schdule=zbv"), "did you mean schedule?"),
+        (("--gpus", "X200:8"), "one of A100-40"),
+        (("--gpus", "H100:x"), "such as H100:8"),
+        (("--prices", "/nowhere/prices.toml"), "a readable TOML or JSON price file"),
+        (("--svg", "/nowhere/step.svg"), "a file that can be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(run, arguments, said):
+    code, _, err = run("8b-64gpu", *arguments)
+    assert code == 2 and said in err and len(err.strip().splitlines()) == 1
+
+
+def test_svg_and_timeline_draw_the_shown_layout(run, tmp_path):
+    path = tmp_path / "step.svg"
+    code, out, _ = run("70b-512gpu", "--svg", str(path), "--timeline")
+    assert (
+        code == 0 and path.read_text().startswith("<svg") and "interleaved_1f1b: 4 pipeline ranks" in path.read_text()
+    )
+    assert "0-9 forward" in out
+
+
+def test_prices_of_ones_own_change_the_dollars(run, tmp_path):
+    path = tmp_path / "prices.toml"
+    path.write_text('[gpu.H100]\nusd_per_hour = [1, 1]\nwatts = 700\nas_of = "2026"\norigin = "ours"\n')
+    _, out, _ = run("8b-64gpu", "--json")
+    _, cheap, _ = run("8b-64gpu", "--prices", str(path), "--json")
+    usual, ours = (json.loads(each)["own"]["forecast"]["cost"] for each in (out, cheap))
+    assert ours["usd"]["middle"] == pytest.approx(ours["gpu_hours"]) and ours["gpu_hours"] == usual["gpu_hours"]
