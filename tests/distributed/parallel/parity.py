@@ -127,13 +127,17 @@ def run_unchecked(context: RankContext) -> None:
 
 
 def run_case(case: Mapping[str, Any], reference_path: str) -> dict[str, Any]:
+    """One layout of the decoder; see `run_job`."""
+    job = make_job(case)
+    return run_job(job, case["world_size"], job.model.decoder.vocab_size, reference_path)
+
+
+def run_job(job: Job, world_size: int, vocab_size: int, reference_path: str) -> dict[str, Any]:
     """One layout: two steps (the second from dropped gradients), one evaluation, compared with the reference."""
-    job, reference = make_job(case), load_file(reference_path)
-    layout = layout_of(job, case["world_size"])
+    reference, layout = load_file(reference_path), layout_of(job, world_size)
     mesh = build_mesh(layout, "cpu", schedule=job.parallel.schedule)
     model = ParallelModel(job, layout, mesh, "cpu")
     divisor = multiple_of(job.parallel.schedule, layout.pp)
-    vocab_size = job.model.decoder.vocab_size
     batch, valid_tokens = slot_batch(mesh.dp_rank, mesh.dp_size, job.parallel.local_batch_size, divisor, vocab_size)
     losses = []
     for _ in range(2):
@@ -143,14 +147,17 @@ def run_case(case: Mapping[str, Any], reference_path: str) -> dict[str, Any]:
         model.finish_gradients()
     norm = gradient_norm(model)
     weights_equal, squares = compare(model, reference)
-    summed = torch.stack([*losses, *squares])
+    measured = model.measure(batch, valid_tokens)[1:] if model.metrics else ()
+    summed = torch.stack([*losses, *squares, *measured])
     dist.all_reduce(summed)
+    errors, metrics = summed[len(losses) :].tensor_split([len(names_of(reference))])
     flags = torch.tensor([weights_equal])
     dist.all_reduce(flags, op=dist.ReduceOp.MIN)
     return {
         "weights_equal": bool(flags),
         "losses": summed[: len(losses)].tolist(),
-        "gradient_errors": dict(zip(names_of(reference), relative(summed[len(losses) :], reference), strict=True)),
+        "gradient_errors": dict(zip(names_of(reference), relative(errors, reference), strict=True)),
+        "metrics": dict(zip(model.metrics, metrics.tolist(), strict=True)),
         "norm": norm,
     }
 
