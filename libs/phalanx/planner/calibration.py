@@ -21,22 +21,22 @@ class Calibration:
     doubling: relative slowdown for each doubling of the number of nodes (the slowest of many).
     """
 
-    memory_share: float = 0.79
-    nvlink_share: float = 0.725
-    network_share: float = 0.68
-    flash_forward: float = 0.695
-    flash_backward: float = 0.545
-    flash_older: float = 0.53
-    fp8_share: float = 0.91
-    fp4_share: float = 0.785
+    memory_share: float = 0.789
+    nvlink_share: float = 0.69
+    network_share: float = 0.764
+    flash_forward: float = 0.684
+    flash_backward: float = 0.53
+    flash_older: float = 0.542
+    fp8_share: float = 0.894
+    fp4_share: float = 0.772
     eager: float = 1.68
-    exposed_data: float = 0.16
-    exposed_tensor: float = 0.65
-    exposed_pipeline: float = 0.295
+    exposed_data: float = 0.179
+    exposed_tensor: float = 0.583
+    exposed_pipeline: float = 0.254
     layer_s: float = 0.0002
-    routed_s: float = 0.0049
-    step_s: float = 0.025
-    doubling: float = 0.0033
+    routed_s: float = 0.00557
+    step_s: float = 0.0209
+    doubling: float = 0.00369
 
 
 CALIBRATION = Calibration()

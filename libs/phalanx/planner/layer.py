@@ -59,7 +59,7 @@ def layer_time(place: Place, *, dense: bool) -> LayerTime:
     forward += attention_forward + moved
     # Backward reads what the forward wrote, and the gradients beside it.
     backward += attention_backward + 2 * moved
-    host = chip.calibration.layer_s if dense else chip.calibration.routed_s
+    host = chip.calibration.layer_s if dense or chip.software.graphs else chip.calibration.routed_s
     forward, backward = max(forward, host), max(backward, 1.5 * host)
     recompute = forward if run.recompute else attention_forward if run.recompute_attention else 0.0
     recompute = max(recompute, run.recompute_share * forward)

@@ -24,7 +24,8 @@ class Software:
     fused: element-wise operations are joined, by a compiler or by hand. overlaps_*: whether traffic of data, tensor and
     pipeline parallelism runs beside computation. gradient_bytes: of one gradient on the wire and accumulated.
     extra_gradient_bytes: of a second copy in training with bf16. buffers_gib: fixed buffers of its own.
-    window_kernels: fused attention knows windows (and the sinks that come with them).
+    window_kernels: fused attention knows windows (and the sinks that come with them). graphs: the host is not seen in
+    layers of experts, as launches are recorded once and replayed, or experts take a fixed number of tokens.
     """
 
     stack: str
@@ -38,6 +39,7 @@ class Software:
     extra_gradient_bytes: int = 0
     buffers_gib: float = 0.0
     window_kernels: bool = True
+    graphs: bool = False
 
     def held_gradient_bytes(self, run: RunShape) -> float:
         """Bytes of an accumulated gradient: 2 where fp16 training sums in it, else as on the wire."""
@@ -60,8 +62,9 @@ _STACKS: tuple[tuple[str, int, Mapping[str, object]], ...] = (
     ("megatron-lm", 2021, {}),
     ("megatron-lm-zero-bubble", 2023, {"attention": "unfused"}),
     ("megatron-core", 2023, {**_OVERLAPS, "gradient_bytes": 2}),
-    ("nemo", 2023, {**_OVERLAPS, "gradient_bytes": 2}),
+    ("nemo", 2023, {**_OVERLAPS, "gradient_bytes": 2, "graphs": True}),
     ("megatron-bridge", 2023, {**_OVERLAPS, "gradient_bytes": 2, "window_kernels": False}),
+    ("megatron-bridge", 2026, {**_OVERLAPS, "gradient_bytes": 2, "window_kernels": False, "graphs": True}),
     ("megascale", 2023, _OVERLAPS),
     ("maxtext", 2023, {"overlaps_data": True}),
     ("llm-foundry", 2022, {"attention": "older", "fused": False, "overlaps_data": True}),
@@ -82,30 +85,30 @@ def software(stack: str | None = None, year: int | None = None) -> Software:
 # (GPU kind, stack, year) -> factor; see `speed`.
 SPEEDS: Mapping[tuple[str, str, int], float] = MappingProxyType(
     {
-        ("A100", "llm-foundry", 2023): 1.028,
-        ("A100", "megascale", 2024): 1.039,
-        ("A100", "megatron-deepspeed", 2021): 0.807,
-        ("A100", "megatron-deepspeed", 2022): 0.806,
-        ("A100", "megatron-lm", 2021): 0.956,
-        ("A100", "megatron-lm", 2022): 0.977,
-        ("A100", "megatron-lm", 2023): 0.897,
-        ("A100", "megatron-lm-zero-bubble", 2023): 1.015,
-        ("B200", "megatron-bridge", 2025): 0.971,
-        ("B200", "megatron-bridge", 2026): 0.972,
-        ("B300", "megatron-bridge", 2026): 0.931,
-        ("GB200", "megatron-bridge", 2025): 1.039,
-        ("GB200", "megatron-bridge", 2026): 1.029,
-        ("GB200", "nemo", 2025): 0.952,
-        ("GB300", "megatron-bridge", 2025): 1.046,
-        ("GB300", "megatron-bridge", 2026): 1.064,
-        ("H100", "llm-foundry", 2023): 0.872,
-        ("H100", "megatron-bridge", 2025): 1.021,
-        ("H100", "megatron-bridge", 2026): 1.023,
-        ("H100", "megatron-core", 2024): 0.932,
-        ("H100", "nemo", 2024): 1.017,
-        ("H100", "nemo", 2025): 1.01,
-        ("H100", "torchtitan", 2024): 0.886,
-        ("H100", "torchtitan", 2025): 0.907,
+        ("A100", "llm-foundry", 2023): 1.029,
+        ("A100", "megascale", 2024): 1.029,
+        ("A100", "megatron-deepspeed", 2021): 0.809,
+        ("A100", "megatron-deepspeed", 2022): 0.807,
+        ("A100", "megatron-lm", 2021): 0.961,
+        ("A100", "megatron-lm", 2022): 0.982,
+        ("A100", "megatron-lm", 2023): 0.899,
+        ("A100", "megatron-lm-zero-bubble", 2023): 1.013,
+        ("B200", "megatron-bridge", 2025): 0.96,
+        ("B200", "megatron-bridge", 2026): 0.959,
+        ("B300", "megatron-bridge", 2026): 0.91,
+        ("GB200", "megatron-bridge", 2025): 0.998,
+        ("GB200", "megatron-bridge", 2026): 0.989,
+        ("GB200", "nemo", 2025): 0.927,
+        ("GB300", "megatron-bridge", 2025): 1.048,
+        ("GB300", "megatron-bridge", 2026): 1.065,
+        ("H100", "llm-foundry", 2023): 0.874,
+        ("H100", "megatron-bridge", 2025): 1.04,
+        ("H100", "megatron-bridge", 2026): 1.037,
+        ("H100", "megatron-core", 2024): 0.924,
+        ("H100", "nemo", 2024): 1.024,
+        ("H100", "nemo", 2025): 1.012,
+        ("H100", "torchtitan", 2024): 0.891,
+        ("H100", "torchtitan", 2025): 0.916,
     }
 )
 

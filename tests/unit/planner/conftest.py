@@ -1,0 +1,8 @@
+"""The repository's root is importable here, for `benchmarks.planner`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[3]))
