@@ -55,7 +55,7 @@ def prepared(request: Mapping[str, Any]) -> dict[str, Any]:
         "identity_digest": found.identity_digest,
         "code_digest": found.code_digest,
         "warnings": list(found.warnings),
-        "placement": job.placement(world_size),
+        "placement": found.job.placement(world_size),
     }
 
 

@@ -5,6 +5,7 @@ socket.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from phalanx.snapshot.draft_message import draft_of
 from phalanx.spec import Job, load_job
 from phalanx.spec.job import plain
 from phalanx.trainer.places import job_store
+from phalanx.trainer.shipping import with_code
 
 pytestmark = pytest.mark.distributed
 OWN_MODEL = """
@@ -137,6 +139,26 @@ def test_agent_users_model_that_was_edited_since_the_attempt_was_opened_is_refus
         ended = world.train.wait_ended(second, within_s=60.0)
     assert ended.cause.kind == record_pb2.CAUSE_KIND_USER_ERROR
     assert "agents_own_model:Bigram" in ended.cause.message and prepared.code_digest in ended.cause.message
+
+
+def test_agent_trains_packed_code_that_lies_nowhere_on_its_node(world, corpus, tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    (folder / "packed_own_model.py").write_text(OWN_MODEL)
+    path = write_job(tmp_path, corpus, steps=2)
+    model = 'class = "packed_own_model:Bigram"\n[model.args]\nvocab_size = 300\n[code]\npath = "elsewhere"'
+    path.write_text(path.read_text().replace('preset = "tiny"', model))
+    job, _ = with_code(load_job(path, [f"cluster.cache_folder={tmp_path / 'cache'}"]))
+    shutil.rmtree(folder)
+    world.checkpoint.commit = commits_of(job)
+    with Agent(world.agent_config()):
+        wait_until(lambda: world.train.hellos, 10.0, "the agent's hello")
+        prepared = prepare(world, job)
+        ended = world.train.wait_ended(open_and_start(world, job, prepared), within_s=60.0)
+    assert ended.state == pb.GANG_STATE_FINISHED, ended
+    newest = Lineage(job_store(job)).newest_attempt()
+    assert newest is not None and newest.placement["code"] == {"digest": job.code.digest}
+    assert newest.code_digest == prepared.code_digest
 
 
 def test_agent_prepare_of_a_job_without_its_data_is_a_user_error(world, trainer, tmp_path):
