@@ -7,6 +7,7 @@ token passes:
 - two norms: the fp32 input and the normalised one: 2 (4 + b) d; on a sequence shard, so over tp
 - their outputs, which the products over d read: 2 b d, whole on every tp rank, as torch gathers and keeps them
 - query, key, value, the attention's output and its contiguous copy: 5 b w, and a fp32 sum for each head; over tp
+- norms of heads, where there are: (4 + b) (w + kv), with kv = n_kv_heads x head_dim; over tp
 - SwiGLU: w1 x, silu of it, w3 x, their product: 4 b f; over tp
 - experts: each token's copy for each of its top_k: b d top_k, and fp32 router scores 4 E
 Full recompute keeps the input of each layer, b d over tp, and one layer's inside while it is computed again.
@@ -28,6 +29,8 @@ def layer_bytes_per_token(model: ModelShape, layout: Layout, param_bytes: int) -
     norms = 2 * (4 + param_bytes) * model.dim / layout.tp
     gathered = 2 * param_bytes * model.dim
     heads = (5 * param_bytes * width + 4 * model.n_heads) / layout.tp
+    if model.qk_norm:
+        heads += (4 + param_bytes) * model.head_dim * (model.n_heads + model.n_kv_heads) / layout.tp
     if not model.num_experts:
         return norms + gathered + heads + 4 * param_bytes * model.ffn_dim / layout.tp
     passed = model.expert_ffn_dim * (model.top_k + model.num_shared_experts)

@@ -16,8 +16,6 @@ from phalanx.spec.job import Job, plain
 from phalanx.spec.keys import KeyInfo, Mark
 from phalanx.spec.names import key_at
 
-_ABSENT = object()
-
 
 class When(StrEnum):
     """The earliest occasion on which a key may change."""
@@ -55,14 +53,15 @@ class Change:
 
 def changes(before: Job, after: Job) -> tuple[Change, ...]:
     """The keys in which two jobs differ, by name. An identity key without effect in either counts as one that may
-    change on resume, and so do digests of the data, which are compared with the data itself.
+    change on resume, and so do digests of the data, which are compared with the data itself. A table or key that is
+    left out and one without a value are the same.
     """
     old, new = dict(flattened(plain(before))), dict(flattened(plain(after)))
     counted = dict(flattened(before.identity())).keys() | dict(flattened(after.identity())).keys()
     return tuple(
         Change(name, old.get(name), new.get(name), _when(name, counted))
         for name in sorted(old.keys() | new.keys())
-        if old.get(name, _ABSENT) != new.get(name, _ABSENT)
+        if old.get(name) != new.get(name)
     )
 
 

@@ -22,7 +22,15 @@ FP32_BOUND, BF16_LOSS_BOUND, BF16_GRADIENT_BOUND = 1e-5, 1e-3, 0.05
 V_SCHEDULES = ("zbv", "dualpipev")
 ODD = {"vocab_size": 90, "n_layers": 5}  # rows that don't divide by 4 shards: uneven and empty shards, uneven stages
 TIED = {"tie_embeddings": True}
+SCALING = {"type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8}
+QWEN = {  # what dense models have beside Llama's parts, all at once
+    "head_dim": 12,
+    "qk_norm": True,
+    "qkv_bias": True,
+    "rope_scaling": SCALING | {"low_freq_factor": 1.0, "high_freq_factor": 4.0},
+}
 REFERENCES: dict[str, dict[str, Any]] = {
+    "qwen": QWEN,
     "base": {},
     "odd": ODD,
     "tied": TIED,
@@ -70,6 +78,7 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "replicate2": _case(dp_replicate=2),
         "tp2": _case(tp=2),
         "tp2_tied": _case("tied", tp=2),
+        "tp2_qwen": _case("qwen", tp=2),
         "tp2_recompute": _case(tp=2, recompute="full"),
         "tp2_bf16": _case(tp=2, dtype="bfloat16"),
         "pp2_recompute": _case(pp=2, recompute="full"),
@@ -82,6 +91,7 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "hsdp_zero1": _case(dp_replicate=2, zero=1),
         "dp2_tp2": _case(tp=2),
         "dp2_tp2_zero1": _case(tp=2, zero=1),
+        "dp2_tp2_qwen": _case("qwen", tp=2),
         "replicate2_tp2": _case(tp=2, dp_replicate=2),
         "pp2_dp2_odd": _pipeline("1f1b", "odd", pp=2),
         "pp2_tp2": _pipeline("1f1b", pp=2, tp=2),

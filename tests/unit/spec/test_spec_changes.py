@@ -99,6 +99,14 @@ def test_fork_names_every_key_that_shapes_tensors():
     assert "model.args.n_layers is 5: expected the value of the job it is forked from" in found["model.args.n_layers"]
 
 
+def test_fork_may_scale_the_positions_of_a_model_and_resume_may_not():
+    before, after = (sample(model={"preset": preset}) for preset in ("llama3-8b", "llama3.1-8b"))
+    require_forkable(before, after)
+    require_forkable(after, before)
+    found = refused(require_resumable, before, after)
+    assert {name.removesuffix(name.rpartition(".")[2]) for name in found} == {"model.args.rope_scaling."}
+
+
 def test_fork_keeps_the_users_class_and_its_arguments():
     own = {"class": "my.models:Tiny", "args": {"width": 3, "nested": {"a": 1}}}
     before = parse_job(tables(model=own))

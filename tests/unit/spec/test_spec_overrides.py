@@ -58,7 +58,8 @@ def test_unknown_key_in_an_override_is_told_like_one_in_the_file(tmp_path):
 
 
 def test_resolved_job_written_as_toml_is_the_same_job():
-    for job in (sample(), sample(storage={"a.b": {"region": 'say "x"'}}), sample(model={"preset": "mixtral-8x7b"})):
+    presets = [sample(model={"preset": preset}) for preset in ("mixtral-8x7b", "llama3-tiny", "qwen3-tiny")]
+    for job in (sample(), sample(storage={"a.b": {"region": 'say "x"'}}), *presets):
         again = parse_job(tomllib.loads(toml_text(plain(job))))
         assert again.identity() == job.identity() and plain(again) == plain(job)
 
