@@ -78,3 +78,11 @@ def tokens_per_s_at(mfu: float, flops_per_token: float, gpus: int, peak_tflops: 
     if not 0 < mfu <= 1:
         raise PhalanxError("mfu", value=mfu, expected="more than 0 and at most 1", remedy="correct it")
     return mfu * gpus * peak_tflops * 1e12 / flops_per_token
+
+
+def dollars(usd: float) -> str:
+    """US dollars as people say them: $1.2M, $34K, $5."""
+    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if usd >= size:
+            return f"${usd / size:.3g}{unit}"
+    return f"${usd:.0f}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from phalanx.planner.cost import RunCost, run_cost, tokens_per_s_at
+from phalanx.planner.cost import RunCost, dollars, run_cost, tokens_per_s_at
 from phalanx.planner.prices import Prices
 from phalanx.planner.reliability import rates_for
 
@@ -65,7 +65,7 @@ class Verdict:
     def said(self) -> str:
         """In one line."""
         plan = self.plan
-        own = f"{plan.wall_days:.0f} days, ${plan.usd.middle / 1e6:.3g}M for {plan.tokens / 1e9:,.0f}B tokens"
+        own = f"{plan.wall_days:.0f} days, {dollars(plan.usd.middle)} for {plan.tokens / 1e9:,.0f}B tokens"
         if not self.possible:
             line = f"impossible: {self.days_at_peak:.0f} days at the GPUs' peak; planned: {own}"
         else:

@@ -178,6 +178,7 @@ def candidate_of(layout: Layout, run: RunShape) -> Candidate:
 
 def lines(judged: Judged, job: Job) -> Iterator[str]:
     """A layout's time, memory, failures and cost, for people."""
+    from phalanx.planner.cost import dollars
     from phalanx.planner.rivals import memory_line, step_line
     from phalanx.planner.timeline import seconds
 
@@ -202,17 +203,9 @@ def lines(judged: Judged, job: Job) -> Iterator[str]:
     cost, usd = seen.cost, seen.cost.usd
     yield (
         f"{job.training.steps:,} steps, {tokens / 1e9:,.1f} B tokens: {cost.training_days:,.1f} days of training, "
-        f"{cost.wall_days:,.1f} in all, {cost.gpu_hours:,.0f} GPU-hours, {money(usd.middle)} "
-        f"({money(usd.low)} to {money(usd.high)}), {cost.energy_mwh:,.0f} MWh"
+        f"{cost.wall_days:,.1f} in all, {cost.gpu_hours:,.0f} GPU-hours, {dollars(usd.middle)} "
+        f"({dollars(usd.low)} to {dollars(usd.high)}), {cost.energy_mwh:,.0f} MWh"
     )
-
-
-def money(usd: float) -> str:
-    """$1.2M, $34K, $5."""
-    for size, unit in ((1e6, "M"), (1e3, "K")):
-        if usd >= size:
-            return f"${usd / size:.3g}{unit}"
-    return f"${usd:.0f}"
 
 
 def rival_rows(search: Search) -> list[tuple[str, str, str]]:

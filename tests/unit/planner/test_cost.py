@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from phalanx.cli.plan import make_plan, model_shape, run_shape
 from phalanx.cli.plan_search import candidate_of, new_search
 from phalanx.core.errors import PhalanxError
-from phalanx.planner.cost import run_cost
+from phalanx.planner.cost import dollars, run_cost
 from phalanx.planner.gpus import find_gpu
 from phalanx.planner.prices import load_prices
 from phalanx.planner.rules import RULES, judge
@@ -124,6 +124,11 @@ def test_figures_that_cannot_be_are_refused(wrong):
     given = {"tokens": 1e9, "tokens_per_s": 1e6, "gpus": 8, "gpu": "H100", "prices": PRICES, **wrong}
     with pytest.raises(PhalanxError, match=next(iter(wrong))):
         run_cost(**given)
+
+
+@pytest.mark.parametrize(("usd", "said"), [(5.4, "$5"), (36_300, "$36.3K"), (2.94e6, "$2.94M"), (1.2e9, "$1.2B")])
+def test_dollars_are_said_in_their_size(usd, said):
+    assert dollars(usd) == said
 
 
 def judged(number, example, gpu, tokens=None):
