@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from phalanx.core.box import HeldTensor
-from phalanx.core.errors import OutsideError
+from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, LoaderState, Manifest
 from phalanx.objects import ObjectStore
 from phalanx.parallel import Mesh, ParallelModel, build_mesh, multiple_of, parameter_names
@@ -128,6 +128,7 @@ def build_session(
     job, layout = prepared.job, prepared.layout
     opening = control.open()
     require_one_attempt(opening.attempt, device)
+    require_one_code(prepared.code_digest, device)
     parent = opening.parent
     start = parent.loader if parent is not None else LoaderState(0, 0)
     start_step = start.step
@@ -246,11 +247,30 @@ def require_one_attempt(attempt: int, device: torch.device) -> None:
     """All ranks call this together. Raises OutsideError where they hold different attempts: a store that outlived an
     earlier gang gave some of them its answers.
     """
-    ends = torch.tensor([attempt, -attempt], device=device)
-    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
-    newest, oldest = int(ends[0]), -int(ends[1])
+    oldest, newest = _ends(attempt, device)
     if newest != oldest:
         raise OutsideError(f"the ranks hold attempts {oldest} to {newest}; the launcher must start all of them anew")
+
+
+def require_one_code(digest: str, device: torch.device) -> None:
+    """All ranks call this together. Raises PhalanxError where they run different code: under torchrun each runs what
+    lies on its own node.
+    """
+    first, last = _ends(int(digest.rpartition(":")[2][:15], 16), device)  # 60 bits
+    if first != last:
+        raise PhalanxError(
+            "code of the ranks",
+            value=digest,
+            expected="the same on every rank",
+            remedy="put the same version of Phalanx and of the job's own code on every node",
+        )
+
+
+def _ends(value: int, device: torch.device) -> tuple[int, int]:
+    """The least and the greatest value of all ranks."""
+    ends = torch.tensor([value, -value], device=device)
+    dist.all_reduce(ends, op=dist.ReduceOp.MAX)
+    return -int(ends[1]), int(ends[0])
 
 
 def _restore(

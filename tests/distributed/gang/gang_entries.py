@@ -9,6 +9,8 @@ import threading
 import time
 from pathlib import Path
 
+import pytest
+
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.gang import RankContext, init_process_group
 
@@ -143,10 +145,13 @@ def save_slowly(context: RankContext) -> None:
 def differing_attempts(context: RankContext) -> None:
     import torch
 
-    from phalanx.trainer.session import require_one_attempt
+    from phalanx.trainer.session import require_one_attempt, require_one_code
 
     init_process_group(context, 60)
     device = torch.device("cpu")
+    require_one_code(f"sha256:{'f' * 64}", device)
+    with pytest.raises(PhalanxError, match="the same on every rank"):
+        require_one_code(f"sha256:{'a' if context.rank else 'b'}{'f' * 63}", device)
     require_one_attempt(3, device)
     require_one_attempt(3 if context.rank else 4, device)
 
