@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from phalanx.planner.layouts import Candidate
 from phalanx.planner.memory import RankMemory
@@ -19,7 +19,7 @@ _PARTS = {
     "context_s": "exposed context traffic",
     "expert_s": "exposed expert traffic",
     "pipeline_send_s": "exposed hops",
-    "data_s": "exposed gradient traffic",
+    "data_s": "exposed data-parallel traffic",
     "optimizer_s": "optimizer",
     "other_s": "rest of the step",
 }
@@ -27,10 +27,10 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class Rival:
-    """The best layout with one property that the winner lacks. estimate: None where no layout with it fits; candidate
-    and memory are then of the smallest. reason: why it lost."""
+    """The best layout with certain properties that the winner lacks (`pp 4`, `schedule zbv`). estimate: None where no
+    layout with them fits; candidate and memory are then of the smallest. reason: why it lost."""
 
-    property: str
+    properties: tuple[str, ...]
     candidate: Candidate
     estimate: Estimate | None
     memory: RankMemory
@@ -50,7 +50,7 @@ def memory_line(memory: RankMemory, limit_bytes: int) -> str:
 
 
 def step_line(step: StepTime) -> str:
-    """What takes the time beside the computation: `11.2% pipeline bubble; 4.0% exposed gradient traffic`."""
+    """What takes the time beside the computation: `11.2% pipeline bubble; 4.0% exposed data-parallel traffic`."""
     beside = [f"{share:.1%} {said}" for said, share in parts(step).items() if said != "computation"]
     return "; ".join(beside) or "computation alone"
 
@@ -105,10 +105,15 @@ def _surplus(estimate: Estimate) -> str:
 
 def rivals(search: Search) -> list[Rival]:
     """For each key of the layout and each other value of it, the best candidate that has it, in order of time; those
-    that don't fit last."""
-    found = [_rival(search, said, wanted) for said, wanted in _properties(search)]
-    asked = [rival for rival in found if rival is not None]
-    return sorted(asked, key=lambda each: each.estimate.step.total_s if each.estimate else float("inf"))
+    that don't fit last. A candidate that is the best for several stands there once."""
+    found: dict[Candidate, Rival] = {}
+    for said, wanted in _properties(search):
+        rival = _rival(search, said, wanted)
+        if rival is None:
+            continue
+        known = found.get(rival.candidate)
+        found[rival.candidate] = replace(known, properties=(*known.properties, said)) if known else rival
+    return sorted(found.values(), key=lambda each: each.estimate.step.total_s if each.estimate else float("inf"))
 
 
 def _rival(search: Search, said: str, wanted: Callable[[Candidate], bool]) -> Rival | None:
@@ -116,7 +121,7 @@ def _rival(search: Search, said: str, wanted: Callable[[Candidate], bool]) -> Ri
     shown = fitting or search.smallest(wanted)
     if shown is None:
         return None
-    return Rival(said, shown.candidate, fitting, search.memory(shown.candidate), why_not(search, shown))
+    return Rival((said,), shown.candidate, fitting, search.memory(shown.candidate), why_not(search, shown))
 
 
 def _properties(search: Search) -> Iterator[tuple[str, Callable[[Candidate], bool]]]:

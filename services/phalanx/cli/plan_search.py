@@ -193,26 +193,31 @@ def lines(judged: Judged, job: Job) -> Iterator[str]:
     best_steps = max(1, round(seen.best_interval_s / step.total_s))
     yield (
         f"failures: one in {seen.mtbf_h:,.1f} h; a checkpoint every {job.checkpoint.interval} steps keeps "
-        f"{seen.ettr:.1%} of the time, every {best_steps:,} steps {seen.best_ettr:.1%}"
+        f"{seen.ettr:.1%} of the time, every {'step' if best_steps == 1 else f'{best_steps:,} steps'} {seen.best_ettr:.1%}"
     )
     tokens = judged.estimate.tokens * job.training.steps
     if seen.cost is None:
         days = tokens / seen.tokens_per_s / 86_400
-        yield f"{job.training.steps:,} steps: {days:,.1f} days of training; cost: {seen.unpriced}"
+        yield f"{job.training.steps:,} steps: {_short(days)} days of training; cost: {seen.unpriced}"
         return
     cost, usd = seen.cost, seen.cost.usd
     yield (
-        f"{job.training.steps:,} steps, {tokens / 1e9:,.1f} B tokens: {cost.training_days:,.1f} days of training, "
-        f"{cost.wall_days:,.1f} in all, {cost.gpu_hours:,.0f} GPU-hours, {dollars(usd.middle)} "
-        f"({dollars(usd.low)} to {dollars(usd.high)}), {cost.energy_mwh:,.0f} MWh"
+        f"{job.training.steps:,} steps, {_short(tokens / 1e9)} B tokens: "
+        f"{_short(cost.training_days)} days of training, {_short(cost.wall_days)} in all, {_short(cost.gpu_hours)} GPU-hours, {dollars(usd.middle)} "
+        f"({dollars(usd.low)} to {dollars(usd.high)}), {_short(cost.energy_mwh)} MWh"
     )
+
+
+def _short(value: float) -> str:
+    """Three digits, and all of those before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def rival_rows(search: Search) -> list[tuple[str, str, str]]:
     """(what is different, the best layout with it, why it lost)."""
     from phalanx.planner.rivals import layout_line, rivals
 
-    return [(each.property, layout_line(each.candidate), each.reason) for each in rivals(search)]
+    return [(", ".join(each.properties), layout_line(each.candidate), each.reason) for each in rivals(search)]
 
 
 def write_svg(path: Path, estimate: Estimate) -> None:
@@ -234,7 +239,7 @@ def rival_dicts(search: Search) -> list[Mapping[str, Any]]:
 
     return [
         {
-            "property": each.property,
+            "properties": each.properties,
             "layout": asdict(each.candidate.layout),
             "run": asdict(each.candidate.run),
             "step_s": None if each.estimate is None else each.estimate.step.total_s,

@@ -119,7 +119,9 @@ def test_step_of_another_schedule_agrees_with_the_simulated_pipeline(search_70b)
 def test_every_rival_is_slower_or_too_large_and_says_why(search_70b):
     best = search_70b.best
     found = rivals(search_70b)
-    assert {rival.property.split()[0] for rival in found} >= {
+    keys = {said.split()[0] for rival in found for said in rival.properties}
+    assert len({rival.candidate for rival in found}) == len(found)
+    assert keys >= {
         "tp",
         "pp",
         "zero",
