@@ -178,7 +178,6 @@ def candidate_of(layout: Layout, run: RunShape) -> Candidate:
 
 def lines(judged: Judged, job: Job) -> Iterator[str]:
     """A layout's time, memory, failures and cost, for people."""
-    from phalanx.planner.cost import dollars
     from phalanx.planner.rivals import memory_line, step_line
     from phalanx.planner.timeline import seconds
 
@@ -191,21 +190,26 @@ def lines(judged: Judged, job: Job) -> Iterator[str]:
     yield f"of it: {step_line(step)}"
     yield f"memory: {memory_line(memory, search.task.cluster.gpu.memory_bytes)}"
     best_steps = max(1, round(seen.best_interval_s / step.total_s))
+    best = "step" if best_steps == 1 else f"{best_steps:,} steps"
     yield (
         f"failures: one in {seen.mtbf_h:,.1f} h; a checkpoint every {job.checkpoint.interval} steps keeps "
-        f"{seen.ettr:.1%} of the time, every {'step' if best_steps == 1 else f'{best_steps:,} steps'} {seen.best_ettr:.1%}"
+        f"{seen.ettr:.1%} of the time, every {best} {seen.best_ettr:.1%}"
     )
-    tokens = judged.estimate.tokens * job.training.steps
+    yield _cost_line(judged, job.training.steps)
+
+
+def _cost_line(judged: Judged, steps: int) -> str:
+    from phalanx.planner.cost import dollars
+
+    seen, tokens = judged.forecast, judged.estimate.tokens * steps
     if seen.cost is None:
-        days = tokens / seen.tokens_per_s / 86_400
-        yield f"{job.training.steps:,} steps: {_short(days)} days of training; cost: {seen.unpriced}"
-        return
+        training_days = _short(tokens / seen.tokens_per_s / 86_400)
+        return f"{steps:,} steps: {training_days} days of training; cost: {seen.unpriced}"
     cost, usd = seen.cost, seen.cost.usd
-    yield (
-        f"{job.training.steps:,} steps, {_short(tokens / 1e9)} B tokens: "
-        f"{_short(cost.training_days)} days of training, {_short(cost.wall_days)} in all, {_short(cost.gpu_hours)} GPU-hours, {dollars(usd.middle)} "
-        f"({dollars(usd.low)} to {dollars(usd.high)}), {_short(cost.energy_mwh)} MWh"
-    )
+    days = f"{_short(cost.training_days)} days of training, {_short(cost.wall_days)} in all"
+    price = f"{dollars(usd.middle)} ({dollars(usd.low)} to {dollars(usd.high)})"
+    spent = f"{_short(cost.gpu_hours)} GPU-hours, {price}, {_short(cost.energy_mwh)} MWh"
+    return f"{steps:,} steps, {_short(tokens / 1e9)} B tokens: {days}, {spent}"
 
 
 def _short(value: float) -> str:
