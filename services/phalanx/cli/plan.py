@@ -3,7 +3,6 @@ best layout, and why others lose to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.config import AsJson, JobFile, Overrides, World
-from phalanx.cli.output import print_json, print_table
+from phalanx.cli.output import print_json
 from phalanx.cli.places import given_path
 from phalanx.cli.plan_search import (
     FREE_LAYOUT,
@@ -22,22 +21,19 @@ from phalanx.cli.plan_search import (
     gpu_of,
     judge,
     layout_settings,
-    lines,
     new_search,
     rival_dicts,
-    rival_rows,
     write_svg,
 )
+from phalanx.cli.plan_show import show
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from phalanx.planner import ModelShape, ParameterCounts, RankMemory, RunShape, TokenFlops
     from phalanx.planner.search import Estimate, Search
     from phalanx.spec import Job, Layout
 
-MIB, GIB = 2**20, 2**30
+GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +111,7 @@ def plan(
     if as_json:
         print_json(report.as_dict())
     else:
-        _show(report, timeline=timeline)
+        show(report, timeline=timeline)
 
 
 class Report:
@@ -291,122 +287,3 @@ def as_dict(found: Plan) -> dict[str, Any]:
         "gpu_bytes": found.gpu_bytes,
         "fits": found.fits,
     }
-
-
-def _show(report: Report, *, timeline: bool) -> None:
-    from rich.console import Console
-
-    console = Console(soft_wrap=True)
-
-    def say(line: str) -> None:
-        console.print(line, highlight=False, markup=False)
-
-    if report.refused is not None:
-        say(f"the job's own layout is none for these GPUs: {report.refused}")
-    else:
-        _show_own(report, console)
-    if report.own is not None:
-        for line in lines(report.own, report.job):
-            say(line)
-    for name, judged in (("asked", report.compared), ("best", report.best)):
-        if judged is not None:
-            _show_judged(name, judged, report.job, say)
-    if report.best is not None:
-        _show_rivals(report.best, say)
-    if timeline:
-        from phalanx.planner.search import pipeline_run
-        from phalanx.planner.timeline import terminal
-
-        say("")
-        say(terminal(pipeline_run(report.shown.estimate), width=console.width).rstrip())
-
-
-def _show_judged(name: str, judged: Judged, job: Job, say: Callable[[str], None]) -> None:
-    from phalanx.planner.rivals import layout_line, why_not
-
-    say("")
-    say(f"{name}: {layout_line(judged.estimate.candidate)}")
-    if name == "asked":
-        say(f"beside the best: {why_not(judged.search, judged.estimate)}")
-    for line in lines(judged, job):
-        say(line)
-
-
-def _show_rivals(best: Judged, say: Callable[[str], None]) -> None:
-    from phalanx.planner.rivals import parallel_section
-
-    say("")
-    title = f"The best with one thing different, of {len(best.search.estimates):,} layouts"
-    print_table(("different", "layout", "why it loses"), rival_rows(best.search), title)
-    say("")
-    say(parallel_section(best.estimate.candidate).rstrip())
-
-
-def _show_own(report: Report, console: Console) -> None:
-    found, job, counts = report.found, report.job, report.found.parameters
-    console.print(f"{job.job.name} on {found.layout.world_size} ranks: {_axes(found.layout)}", highlight=False)
-    console.print(_parameter_table(counts))
-    for line in _operations(found):
-        console.print(line, highlight=False)
-    console.print(
-        f"a step: {found.tokens_per_step:,} tokens, {found.micro_batches} micro-batches a rank, "
-        f"{found.causal.model * found.tokens_per_step:.4g} operations",
-        highlight=False,
-    )
-    console.print(_memory_table(found.memory))
-    if found.gpu_bytes is not None:
-        largest = max(rank.total_bytes for rank in found.memory)
-        verdict = "fits" if found.fits else "does not fit"
-        name = job.cluster.gpu or "the GPU"
-        console.print(
-            f"{verdict}: at most {largest / GIB:.1f} of {found.gpu_bytes / GIB:.1f} GiB on {name}", highlight=False
-        )
-
-
-def _operations(found: Plan) -> list[str]:
-    causal, full = found.causal, found.full
-    lines = [f"operations a token: {causal.model:.4g} with the causal mask counted, {full.model:.4g} without"]
-    if causal.recompute:
-        lines.append(f"with recompute: {causal.hardware:.4g} and {full.hardware:.4g}")
-    return lines
-
-
-def _axes(layout: Layout) -> str:
-    axes = " x ".join(f"{axis} {size}" for axis, size in asdict(layout).items() if axis != "ep" and size > 1) or "1"
-    return axes + (f", ep {layout.ep}" if layout.ep > 1 else "")
-
-
-def _parameter_table(counts: ParameterCounts) -> Any:
-    from rich.table import Table
-
-    table = Table(title="Parameters", title_justify="left")
-    table.add_column("part")
-    table.add_column("count", justify="right")
-    for part in ("embedding", "attention", "ffn", "router", "experts", "norms", "head"):
-        if getattr(counts, part):
-            table.add_row(part, f"{getattr(counts, part):,}")
-    table.add_row("total", f"{counts.total:,}", style="bold")
-    if counts.active != counts.total:
-        table.add_row("active for a token", f"{counts.active:,}", style="bold")
-    return table
-
-
-def _memory_table(memory: tuple[RankMemory, ...]) -> Any:
-    from rich.table import Table
-
-    unit, name = (GIB, "GiB") if max(rank.total_bytes for rank in memory) >= GIB else (MIB, "MiB")
-    table = Table(title=f"Memory of one rank, {name} (activations are an estimate)", title_justify="left")
-    for column in ("pp", "layers", "params", "master", "weight", "grad", "optim", "activ", "total"):
-        table.add_column(column, justify="right")
-    for rank in memory:
-        amounts = (
-            rank.masters_bytes,
-            rank.weights_bytes,
-            rank.gradients_bytes,
-            rank.optimizer_bytes,
-            rank.activations_bytes,
-            rank.total_bytes,
-        )
-        place = (str(rank.position.pp_rank), str(rank.position.num_layers), f"{rank.parameters / 1e6:,.1f}M")
-        table.add_row(*place, *(f"{each / unit:.2f}" for each in amounts))
-    return table
