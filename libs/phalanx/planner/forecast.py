@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.cost import RunCost, run_cost
 from phalanx.planner.prices import Prices
-from phalanx.planner.reliability import HOUR_S, Recovery, best_interval_s, expected_ettr, rates_for
+from phalanx.planner.reliability import HOUR_S, Recovery, best_interval_s, expected_ettr, has_rates, rates_for
 
 # Assumed of every cluster, until a run has measured its own; each GPU for itself.
 DEVICE_TO_HOST_BYTES_PER_S = 20e9  # PCIe 4 x16 gives 25 at best
@@ -34,6 +34,18 @@ class Forecast:
     best_ettr: float
     cost: RunCost | None
     unpriced: str | None = None
+
+
+def assumptions(gpu: str) -> list[str]:
+    """What a forecast for a kind of GPU takes for granted, each in a line."""
+    to_host, to_storage = DEVICE_TO_HOST_BYTES_PER_S / 1e9, STORAGE_BYTES_PER_S / 1e9
+    told = [
+        f"{to_host:g} GB/s from GPU to host memory, {to_storage:g} GB/s from each GPU to storage and back, "
+        f"{DETECT_S:g} s to see a failure, {RESTART_S:g} s for a new gang"
+    ]
+    if not has_rates(gpu):
+        told.append(f"the failure rates of the H100, as none are published for {gpu}")
+    return told
 
 
 def recovery_of(state_bytes: float, interval_s: float) -> Recovery:

@@ -98,7 +98,16 @@ DEFAULT_RATES = H100_RATES
 
 def rates_for(gpu: str) -> FailureRates:
     """Rates of a kind of GPU by its name (A100-80, H100, ...); those of the H100 where nobody has published any."""
-    return RATES.get(gpu.split("-")[0].upper(), DEFAULT_RATES)
+    return RATES.get(_kind(gpu), DEFAULT_RATES)
+
+
+def has_rates(gpu: str) -> bool:
+    """Whether a kind's own rates have been published."""
+    return _kind(gpu) in RATES
+
+
+def _kind(gpu: str) -> str:
+    return gpu.split("-")[0].upper()
 
 
 def young_interval_s(checkpoint_s: float, mtbf_s: float) -> float:

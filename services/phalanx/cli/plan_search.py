@@ -11,17 +11,15 @@ from typing import TYPE_CHECKING, Any
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
-    from phalanx.planner import ModelShape, RunShape
+    from phalanx.planner import RunShape
     from phalanx.planner.forecast import Forecast
-    from phalanx.planner.gpus import Gpu
     from phalanx.planner.layouts import Candidate
     from phalanx.planner.search import Estimate, Search
     from phalanx.spec import Job, Layout
 
-# Part of a GPU's memory that a layout may fill: estimates err, and allocators leave gaps.
-FILLED = 0.95
 # Every key of the layout as if nothing had been said of it.
 FREE_LAYOUT = (
+    "parallel.layout=given",
     "parallel.pp=1",
     "parallel.tp=1",
     "parallel.cp=1",
@@ -33,7 +31,7 @@ FREE_LAYOUT = (
     "parallel.stages_per_rank=1",
     "parallel.local_batch_size=1",
 )
-_LAYOUT_KEYS = (*(setting.partition("=")[0].removeprefix("parallel.") for setting in FREE_LAYOUT), "recompute")
+_LAYOUT_KEYS = (*(setting.partition("=")[0].removeprefix("parallel.") for setting in FREE_LAYOUT[1:]), "recompute")
 
 
 def cluster_settings(gpus: str | None, nodes: int | None) -> list[str]:
@@ -75,55 +73,6 @@ def layout_settings(text: str) -> list[str]:
     return settings
 
 
-def gpu_of(job: Job) -> Gpu | None:
-    """The GPU that the time model knows; None where the job names none, or runs on CPUs."""
-    if job.cluster.device != "cuda" or job.cluster.gpu is None or job.cluster.gpu_memory_gib is not None:
-        return None
-    from phalanx.planner.gpus import find_gpu
-
-    return find_gpu(job.cluster.gpu)
-
-
-def new_search(job: Job, model: ModelShape, run: RunShape, gpus: int, gpu: Gpu) -> Search:
-    """The search over a job's model and batch on `gpus` GPUs of its kind, within what the trainer runs."""
-    from phalanx.planner.layouts import Task
-    from phalanx.planner.network import cluster
-    from phalanx.planner.search import Search
-    from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES, ZERO_BUBBLE_SCHEDULES
-
-    # A compiled backward can't be split.
-    refused = ZERO_BUBBLE_SCHEDULES if job.compile.enable else ()
-    task = Task(
-        model=model,
-        run=run,
-        gpus=gpus,
-        cluster=cluster(gpu, gpus_per_node=min(job.cluster.nproc, gpus)),
-        schedules=tuple(name for name in MULTI_STAGE_SCHEDULES if name not in refused),
-        **_axes_of_the_trainer(job),
-    )
-    return Search(task, int(FILLED * gpu.memory_bytes))
-
-
-def _axes_of_the_trainer(job: Job) -> dict[str, Any]:
-    """Bounds of the axes that this version's trainer does not run with; none where it does not run the model at all."""
-    from phalanx.spec import Layout
-
-    if _is_refused(job, Layout()):
-        return {}
-    bounds = {"most_cp": Layout(cp=2), "most_ep": Layout(ep=2, dp_shard=2)}
-    return {name: 1 for name, layout in bounds.items() if _is_refused(job, layout)}
-
-
-def _is_refused(job: Job, layout: Layout) -> bool:
-    from phalanx.spec.unbuilt import refuse_unbuilt
-
-    try:
-        refuse_unbuilt(job, layout)
-    except PhalanxError:
-        return True
-    return False
-
-
 @dataclass(frozen=True)
 class Judged:
     """A layout with its time, how full its fullest GPU is, and what the job comes to on it."""
@@ -134,6 +83,7 @@ class Judged:
 
     def as_dict(self, *, compared: bool) -> dict[str, Any]:
         """For `--json`: plain numbers, names with units. compared: with why it is not the best, which is searched."""
+        from phalanx.planner.forecast import assumptions
         from phalanx.planner.rivals import why_not
 
         candidate, step = self.estimate.candidate, self.estimate.step
@@ -144,6 +94,7 @@ class Judged:
             "memory_bytes": self.search.memory(candidate).total_bytes,
             "fits": self.search.fits(candidate),
             "forecast": asdict(self.forecast),
+            "assumed": assumptions(self.search.task.cluster.gpu.name),
         }
         return {**told, "why": why_not(self.search, self.estimate)} if compared else told
 
@@ -178,6 +129,7 @@ def candidate_of(layout: Layout, run: RunShape) -> Candidate:
 
 def lines(judged: Judged, job: Job) -> Iterator[str]:
     """A layout's time, memory, failures and cost, for people."""
+    from phalanx.planner.forecast import assumptions
     from phalanx.planner.rivals import memory_line, step_line
     from phalanx.planner.timeline import seconds
 
@@ -196,6 +148,7 @@ def lines(judged: Judged, job: Job) -> Iterator[str]:
         f"{seen.ettr:.1%} of the time, every {best} {seen.best_ettr:.1%}"
     )
     yield _cost_line(judged, job.training.steps)
+    yield f"assumed: {'; '.join(assumptions(search.task.cluster.gpu.name))}"
 
 
 def _cost_line(judged: Judged, steps: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from phalanx.planner.forecast import forecast, recovery_of
+from phalanx.planner.forecast import assumptions, forecast, recovery_of
 from phalanx.planner.prices import load_prices
 
 GIVEN = {
@@ -46,3 +46,8 @@ def test_recovery_scales_with_what_a_gpu_stores():
     small, large = recovery_of(1e9, 100.0), recovery_of(1e10, 100.0)
     assert large.checkpoint_s == pytest.approx(10 * small.checkpoint_s) and large.restore_s == 10 * small.restore_s
     assert small.detect_s == large.detect_s
+
+
+def test_assumptions_say_whose_failure_rates_are_taken():
+    assert len(assumptions("H100-80")) == len(assumptions("A100-80")) == 1
+    assert "rates of the H100" in assumptions("B200-192")[1]
