@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
-from phalanx.core.digest import BytesLike
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef, keys
-from phalanx.objects import ObjectInfo, ObjectStore, StoreError
-from phalanx.objects.base import ObjectWriter
+from phalanx.objects import ObjectStore
+from phalanx.snapshot.overlay import Overlay
 
 Counted = TypeVar("Counted", bytes, memoryview)
 Found = list[bytes]
@@ -24,16 +23,16 @@ Ask = Callable[[str, int, int, Use], int]
 LOG = logging.getLogger(__name__)
 
 
-class HolderStore(ObjectStore):
-    """Read only. ref: the step that other nodes keep; every object of it lies in storage too. Safe from any thread.
+class HolderStore(Overlay):
+    """ref: the step that other nodes keep; every object of it lies in storage too. Safe from any thread.
 
     num_bytes: had from other nodes. storage_bytes: of the step's shares, read from storage. why: of the first of those;
     "" where there was none.
     """
 
     def __init__(self, storage: ObjectStore, ref: CheckpointRef, ask: Ask) -> None:
-        self._storage, self._ref, self._ask = storage, ref, ask
-        self.url = storage.url
+        super().__init__(storage)
+        self._ref, self._ask = ref, ask
         self.num_bytes = self.storage_bytes = 0
         self.why = ""
         self._missing: set[int] = set()
@@ -56,7 +55,7 @@ class HolderStore(ObjectStore):
         rank = self._rank(key)
         if rank is not None and self._is_given(rank, lambda: self._piece(key, offset, length, copy)):
             return scratch[:length]
-        data = memoryview(self._storage.read(key, offset, length))
+        data = self._storage.read_view(key, offset, length, scratch)
         return data if rank is None else self._counted(data)
 
     def _rank(self, key: str) -> int | None:
@@ -95,27 +94,3 @@ class HolderStore(ObjectStore):
         with self._lock:
             self.storage_bytes += len(data)
         return data
-
-    def info(self, key: str) -> ObjectInfo:
-        return self._storage.info(key)
-
-    def version(self, key: str) -> str:
-        return self._storage.version(key)
-
-    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
-        return self._storage.list(prefix)
-
-    def children(self, prefix: str = "") -> Iterator[str]:
-        return self._storage.children(prefix)
-
-    def create(self, key: str, data: BytesLike) -> None:
-        raise self._read_only(key)
-
-    def writer(self, key: str) -> ObjectWriter:
-        raise self._read_only(key)
-
-    def delete(self, key: str) -> None:
-        raise self._read_only(key)
-
-    def _read_only(self, key: str) -> StoreError:
-        return StoreError(f"{key}: what restores is read only")
