@@ -6,11 +6,13 @@ no dropout. Bytes a token and layer, of tensors in b bytes, w = n_heads x head_d
 token passes:
 - two norms: the fp32 input and the normalised one: 2 (4 + b) d; on a sequence shard, so over tp
 - their outputs, which the products over d read: 2 b d, whole on every tp rank, as torch gathers and keeps them
-- query, key, value, the attention's output and its contiguous copy: 5 b w, and a fp32 sum for each head; over tp
+- query, key, value and the attention's output, which lies as the next product reads it: 4 b w, and a fp32 sum for each
+head; over tp
 - norms of heads, where there are: (4 + b) (w + kv), with kv = n_kv_heads x head_dim; over tp
 - SwiGLU: w1 x, silu of it, w3 x, their product: 4 b f; over tp
 - experts: each token's copy for each of its top_k: b d top_k, and fp32 router scores 4 E
-Full recompute keeps the input of each layer, b d over tp, and one layer's inside while it is computed again.
+Backward holds the gradients of one layer's inside beside it, which go as they come: half of it. Full recompute keeps
+the input of each layer, b d over tp, and one layer's inside while it is computed again.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ def layer_bytes_per_token(model: ModelShape, layout: Layout, param_bytes: int) -
     width = model.n_heads * model.head_dim
     norms = 2 * (4 + param_bytes) * model.dim / layout.tp
     gathered = 2 * param_bytes * model.dim
-    heads = (5 * param_bytes * width + 4 * model.n_heads) / layout.tp
+    heads = (4 * param_bytes * width + 4 * model.n_heads) / layout.tp
     if model.qk_norm:
         heads += (4 + param_bytes) * model.head_dim * (model.n_heads + model.n_kv_heads) / layout.tp
     if not model.num_experts:
@@ -46,7 +48,7 @@ def activation_bytes(model: ModelShape, layout: Layout, run: RunShape, position:
     kept = run.param_bytes * model.dim / layout.tp if run.recompute else in_layer
     layers_per_stage = max(position.layers_by_stage)
     passes = stage_passes_in_flight(layout, run, position.pp_rank)
-    inside = in_layer if run.recompute else 0.0
+    inside = 1.5 * in_layer if run.recompute else 0.5 * in_layer
     mask = run.local_batch_size * run.seq_len**2 // layout.cp if run.document_mask else 0
     total = tokens * (passes * layers_per_stage * kept + inside) + passes * mask
     if position.is_last:

@@ -8,6 +8,7 @@ import torch
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
 from phalanx.planner import ModelShape, RunShape, count_parameters, positions, rank_parameters
+from phalanx.planner.activations import layer_bytes_per_token
 from phalanx.spec import Layout
 
 SHAPES = [
@@ -47,3 +48,31 @@ def test_each_pipeline_position_equals_what_its_stage_has(pp):
             ModelShape(**shape), layout, place.num_layers, is_first=place.is_first, is_last=place.is_last
         )
         assert held.total == sum(p.numel() for p in stages[place.pp_rank].parameters())
+
+
+def saved_bytes(shape, tokens, dtype):
+    """Bytes of distinct storages that a forward keeps for backward, without the parameters."""
+    model = Decoder(DecoderArgs(**shape)).to(dtype)
+    own = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        logits = model(tokens, torch.arange(tokens.shape[1]).expand_as(tokens), None)
+    assert logits.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("more", [{}, {"n_kv_heads": 8}, {"ffn_dim": 512}])
+def test_estimated_activations_of_a_layer_are_within_a_tenth_of_what_the_decoder_keeps(dtype, more):
+    shape = {"dim": 256, "n_layers": 2, "n_heads": 8, "n_kv_heads": 4, "ffn_dim": 768, "vocab_size": 64} | more
+    tokens = torch.zeros(2, 128, dtype=torch.long)
+    layers = (saved_bytes(shape | {"n_layers": 5}, tokens, dtype) - saved_bytes(shape, tokens, dtype)) / 3
+    planned = layer_bytes_per_token(ModelShape(**shape), Layout(), dtype.itemsize) * tokens.numel()
+    assert planned == pytest.approx(layers, rel=0.10)

@@ -97,9 +97,9 @@ def test_recompute_keeps_a_layers_input_and_one_layers_inside():
 
 
 def test_layer_activations_are_those_counted_by_hand():
-    # Norms 2 x (4 + 2) x 64, their outputs 2 x 2 x 64, attention 5 x 2 x 64 and 4 x 8, SwiGLU 4 x 2 x 192.
-    assert layer_bytes_per_token(MODEL, Layout(), 2) == 768 + 256 + 640 + 32 + 1536
-    assert layer_bytes_per_token(MODEL, Layout(tp=2), 2) == 256 + (768 + 640 + 32 + 1536) / 2
+    # Norms 2 x (4 + 2) x 64, their outputs 2 x 2 x 64, attention 4 x 2 x 64 and 4 x 8, SwiGLU 4 x 2 x 192.
+    assert layer_bytes_per_token(MODEL, Layout(), 2) == 768 + 256 + 512 + 32 + 1536
+    assert layer_bytes_per_token(MODEL, Layout(tp=2), 2) == 256 + (768 + 512 + 32 + 1536) / 2
     normed = dataclasses.replace(MODEL, qk_norm=True)
     more = layer_bytes_per_token(normed, Layout(tp=2), 2) - layer_bytes_per_token(MODEL, Layout(tp=2), 2)
     assert more == (4 + 2) * (8 + 4) * 8 / 2
