@@ -86,6 +86,47 @@ def assert_no_memory_left(*pids: int) -> None:
     wait_until(lambda: not held(), DEADLINE_S, "memory of the job is left")
 
 
+def met(other: ExtraAgent, point: str) -> int:
+    """The step that was sealed when an agent of `doomed_agent` came to that point."""
+    found = re.compile(rf"doomed: {point} step \d+ sealed (\d+)")
+    wait_until(lambda: found.search(other.log.read_text()), DEADLINE_S, f"the agent did not come to {point}")
+    return max(int(sealed) for sealed in found.findall(other.log.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("first", "then"), [("push", ("rank", "store")), ("seal", ("give",))], ids=["push-rank-store", "seal-give"]
+)
+def test_run_whose_agent_is_killed_at_a_point_loses_no_sealed_step(
+    corpus: str, tmp_path: Path, first: str, then: tuple[str, ...]
+) -> None:
+    path = memory_job(tmp_path, corpus)
+    with (
+        services(tmp_path / "home", slots=1) as running,
+        extra_agent(running, "b", dies_at=(first,)) as other,
+        running.client() as client,
+    ):
+        client.submit(path)
+        sealed = met(other, first)
+        other.wait_dead()
+        other.dies_at = then
+        other.start()
+        assert restarted_from(path, 2) >= sealed
+        if then == ("give",):  # the first that asks is the node of the one that was killed: it holds nothing
+            wait_for_step(client, "tiny", sealed + 6, DEADLINE_S)
+            running.restart("agent")
+        sealed = met(other, then[-1]) or sealed
+        other.wait_dead()
+        other.dies_at = ()
+        other.start()
+        newest = 4 if then == ("give",) else 3
+        found = restarted_from(path, newest)
+        assert found >= sealed
+        wait_for_step(client, "tiny", found + 3, DEADLINE_S)
+        assert incidents(path) == []
+        stopped_and_proven(client, path)
+        assert_no_memory_left(running.state.process("agent").pid, other.pid)
+
+
 def test_run_that_loses_a_node_goes_on_from_memory_and_is_proven(corpus: str, tmp_path: Path) -> None:
     path = memory_job(tmp_path, corpus)
     with (

@@ -17,6 +17,7 @@ from support.jobs import wait_until
 from support.services import Services
 
 DEADLINE_S = 60.0
+DOOMED = Path(__file__).with_name("doomed_agent.py")
 
 
 class ExtraAgent:
@@ -24,6 +25,7 @@ class ExtraAgent:
 
     def __init__(self, running: Services, name: str, **options: Scalar) -> None:
         self._running, self.name = running, name
+        self.dies_at: tuple[str, ...] = ()  # of `doomed_agent`, for the next start
         config = read_service(running.home.config("agent"))
         state = running.home.folder / f"node-{name}"
         self._path = running.home.folder / f"agent-{name}.toml"
@@ -35,8 +37,10 @@ class ExtraAgent:
     def start(self) -> None:
         """A new process; returns once train knows it."""
         with self.log.open("ab") as log:
-            command = [sys.executable, "-m", "phalanx.agent", "--config", str(self._path)]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log)
+            program = [str(DOOMED)] if self.dies_at else ["-m", "phalanx.agent"]
+            command = [sys.executable, *program, "--config", str(self._path)]
+            environ = {**os.environ, "DIES_AT": " ".join(self.dies_at)}
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environ)
         with self._running.client() as client:
             wait_until(
                 lambda: any(each.node.node_id == self.name and each.node.is_connected for each in client.train.nodes()),
@@ -49,6 +53,11 @@ class ExtraAgent:
         """Of the process that was started last."""
         assert self._process is not None
         return self._process.pid
+
+    def wait_dead(self, deadline_s: float = DEADLINE_S) -> None:
+        """Returns once it has met its end."""
+        assert self._process is not None
+        assert self._process.wait(deadline_s) == -signal.SIGKILL
 
     def kill(self) -> None:
         """SIGKILL; its ranks and its memory go with it."""
@@ -70,9 +79,12 @@ class ExtraAgent:
 
 
 @contextmanager
-def extra_agent(running: Services, name: str, **options: Scalar) -> Iterator[ExtraAgent]:
-    """An agent that lives until the end, or until it is killed."""
+def extra_agent(
+    running: Services, name: str, *, dies_at: tuple[str, ...] = (), **options: Scalar
+) -> Iterator[ExtraAgent]:
+    """An agent that lives until the end, or until it is killed. dies_at: points of `doomed_agent`."""
     agent = ExtraAgent(running, name, **options)
+    agent.dies_at = dies_at
     try:
         agent.start()
         yield agent
