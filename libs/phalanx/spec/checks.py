@@ -12,7 +12,7 @@ from phalanx.spec.finding import Finding
 from phalanx.spec.keys import LARGEST_INTEGER, bound_text
 from phalanx.spec.layout import Layout
 from phalanx.spec.model import ROPE_SCALING_KEYS, ModelArgs
-from phalanx.spec.parallel import AXES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Parallel
+from phalanx.spec.parallel import AXES, CHOSEN, MULTI_STAGE_SCHEDULES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Parallel
 
 if TYPE_CHECKING:
     from phalanx.spec.job import Job
@@ -21,7 +21,11 @@ if TYPE_CHECKING:
 def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
     """Every broken rule. Without a world size, rules that need the size of an axis that is -1 are left for
     `job.layout`."""
-    findings = [*_axes(job.parallel, world_size), *data_findings(job), *_training(job)]
+    stated: list[Finding] = []
+    if job.parallel.layout == "auto":
+        stated = list(_stated_beside_auto(job.parallel))
+        job = job.model_copy(update={"parallel": Parallel()})
+    findings = [*stated, *_axes(job.parallel, world_size), *data_findings(job), *_training(job)]
     layout = (
         None
         if findings and any("parallel.pp" in finding.keys for finding in findings)
@@ -33,6 +37,20 @@ def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
     findings += _windows(job, layout)
     findings += _pipeline(job, layout)
     return findings
+
+
+def _stated_beside_auto(parallel: Parallel) -> Iterator[Finding]:
+    """Keys that the planner chooses. By their values: a job that was stored holds every key, also those left out."""
+    for name in CHOSEN:
+        value, default = getattr(parallel, name), Parallel.model_fields[name].default
+        filled_in = name == "stages_per_rank" and value == 2 and parallel.schedule in MULTI_STAGE_SCHEDULES
+        if value != default and not filled_in:
+            yield Finding(
+                (f"parallel.{name}", "parallel.layout"),
+                value,
+                'nothing beside layout = "auto", which chooses it',
+                f'remove it ({default} is its default), or set parallel.layout = "given"',
+            )
 
 
 def resolve_axes(parallel: Parallel, world_size: int | None) -> Layout | None:

@@ -59,10 +59,19 @@ class Job(Section):
         return filled
 
     def layout(self, world_size: int) -> Layout:
-        """The mesh of `world_size` ranks. Raises Problems with all that does not fit that world."""
+        """The mesh of `world_size` ranks. Raises Problems with all that does not fit that world, PhalanxError where it
+        is still to be chosen.
+        """
         problems = [finding.problem for finding in findings_of(self, world_size)]
         if problems:
             raise Problems("layout", problems)
+        if self.parallel.layout == "auto":
+            raise PhalanxError(
+                "parallel.layout",
+                value="auto",
+                expected="a layout that was chosen for this number of ranks",
+                remedy="choose it by phalanx.planner.automatic.with_layout",
+            )
         layout = resolve_axes(self.parallel, world_size)
         assert layout is not None
         return layout
@@ -126,6 +135,7 @@ class Job(Section):
         """Where this start runs: placement keys by section with every axis resolved, and the world size."""
         layout = self.layout(world_size)
         chosen = select(self, (Mark.PLACEMENT,))
+        del chosen["parallel"]["layout"]  # where ranks are, not who said so
         if self.code.digest is None:
             del chosen["code"]
         axes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}

@@ -14,11 +14,18 @@ MULTI_STAGE_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble", "zbv", "
 ZERO_BUBBLE_SCHEDULES = ("interleaved_zero_bubble", "zbv", "dualpipev")
 V_SCHEDULES = ("zbv", "dualpipev")
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+# What `layout = "auto"` chooses.
+CHOSEN = (*AXES, "ep", "zero", "schedule", "stages_per_rank", "local_batch_size")
 
 
 class Parallel(Section):
     """Sizes of the mesh axes and how work is spread over them. One axis may be -1: the ranks that the others leave."""
 
+    layout: Literal["given", "auto"] = key(
+        Mark.PLACEMENT,
+        "Who lays the run out: the keys below, or at every start the planner, for the ranks that there are.",
+        "given",
+    )
     pp: int = key(Mark.PLACEMENT, "Pipeline-parallel size.", 1, unit="ranks", ge=-1)
     dp_replicate: int = key(
         Mark.PLACEMENT, "Data-parallel replicas, each with all weights of its stage.", 1, unit="ranks", ge=-1

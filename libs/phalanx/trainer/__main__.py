@@ -33,7 +33,8 @@ def main() -> int:
     try:
         watchdog = Watchdog(int(os.environ.get("RANK", "0")))
         context = torchrun_context({}, watchdog.report)
-        prepared = prepare(load_job(options.job, options.set), context.world_size, is_first=context.rank == 0)
+        job, per_node = load_job(options.job, options.set), _ranks_per_node(context.world_size)
+        prepared = prepare(job, context.world_size, is_first=context.rank == 0, ranks_per_node=per_node)
         context = replace(context, arguments=to_arguments(prepared))
         if context.rank != 0:
             with watchdog:
@@ -51,7 +52,16 @@ def main() -> int:
     return 0
 
 
+def _ranks_per_node(world_size: int) -> int | None:
+    """By what is the same on every node, also where nodes are unlike: all must choose one layout. None where the
+    launcher does not say."""
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", "0"))
+    return -(-world_size // nodes) if nodes else None
+
+
 def _warn(prepared: Prepared) -> None:
+    if prepared.chosen:
+        sys.stderr.write(f"{prepared.chosen}\n")
     for warning in (*prepared.warnings, *without_effect(prepared.job, prepared.layout, under_torchrun=True)):
         sys.stderr.write(f"warning: {warning}\n")
 

@@ -25,6 +25,7 @@ from phalanx.lineage import (
     Lineage,
 )
 from phalanx.lineage.plan import mixture_changes
+from phalanx.planner.automatic import choose
 from phalanx.snapshot.fork import import_checkpoint
 from phalanx.spec import Job, Layout, parse_job
 from phalanx.spec.changes import require_forkable
@@ -43,7 +44,9 @@ from phalanx.trainer.shipping import carry_code, enter_code, with_code
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A job that may start: its layout, what its data is, and under which digests it goes. origin: of a fork."""
+    """A job that may start: its layout, what its data is, and under which digests it goes. origin: of a fork. chosen:
+    what the planner laid out and why, in one line, where the job left that to it.
+    """
 
     job: Job
     layout: Layout
@@ -52,6 +55,7 @@ class Prepared:
     code_digest: str
     warnings: tuple[str, ...] = ()
     origin: ForkPoint | None = None
+    chosen: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +72,24 @@ class Origin:
         return Origin(parse_job(fields["spec"], where="job of the origin"), int(fields["attempt"]), int(fields["step"]))
 
 
-def prepare(job: Job, world_size: int, *, is_first: bool = True, origin: Origin | None = None) -> Prepared:
+def prepare(
+    job: Job,
+    world_size: int,
+    *,
+    is_first: bool = True,
+    origin: Origin | None = None,
+    ranks_per_node: int | None = None,
+) -> Prepared:
     """Checks everything and creates the job in storage, or continues the one that is there. `warnings`: what is true of
     the storage and must be told.
 
     is_first: where several processes prepare one job, one of them alone tries the storage. origin: of a fork; its
     checkpoint is copied, unless that is done, so a process that is killed meanwhile is simply run again.
+    ranks_per_node: where it is another number than the job's. The job of the result states the layout that was chosen.
     Raises PhalanxError (or Problems) for whatever the user must change, StoreError where storage does not answer.
     """
+    chosen = choose(job, world_size, gpus_per_node=ranks_per_node)
+    job = chosen.job
     layout = job.layout(world_size)
     refuse_unbuilt(job, layout)
     if origin is not None:
@@ -111,6 +125,7 @@ def prepare(job: Job, world_size: int, *, is_first: bool = True, origin: Origin 
         code_digest=code,
         warnings=warnings,
         origin=record.origin,
+        chosen=chosen.said,
     )
 
 
@@ -265,7 +280,8 @@ def to_arguments(prepared: Prepared) -> dict[str, Any]:
 
 def from_arguments(arguments: Mapping[str, Any]) -> Prepared:
     """The inverse of `to_arguments`."""
-    fields = {name: arguments[name] for name in Prepared.__dataclass_fields__}
+    # An attempt that an earlier version prepared lacks what is newer.
+    fields = {"chosen": "", **{name: arguments[name] for name in Prepared.__dataclass_fields__ if name in arguments}}
     fields |= {"job": parse_job(arguments["job"]), "layout": Layout(**arguments["layout"])}
     return Prepared(**{**fields, "warnings": tuple(arguments["warnings"]), "origin": _origin(arguments["origin"])})
 

@@ -71,22 +71,27 @@ def show(
 def check(job_file: JobFile, overrides: Overrides = None, world: World = None, as_json: AsJson = False) -> None:
     """Name every mistake of a job file at once, also those that depend on the number of ranks; exit 2 if there is
     one."""
+    from phalanx.planner.automatic import choose
     from phalanx.spec import load_job
     from phalanx.spec.effects import without_effect
 
     try:
         job = load_job(job_file, overrides or (), world, check_world=True)
+        chosen = choose(job, world or job.cluster.world_size)
     except PhalanxError as error:
         if not as_json:
             raise
         print_json({"ok": False, "problems": _as_rows(error)})
         raise typer.Exit(2) from None
     world_size = world or job.cluster.world_size
-    layout = job.layout(world_size)
-    warnings = without_effect(job, layout)
+    layout = chosen.job.layout(world_size)
+    warnings = without_effect(chosen.job, layout)
     if as_json:
-        print_json({"ok": True, "world_size": world_size, "layout": asdict(layout), "warnings": warnings})
+        said = {"chosen": chosen.said} if chosen.said else {}
+        print_json({"ok": True, "world_size": world_size, "layout": asdict(layout), "warnings": warnings, **said})
         return
+    if chosen.said:
+        typer.echo(chosen.said, err=True)
     for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
     axes = " x ".join(f"{axis} {size}" for axis, size in asdict(layout).items() if size > 1 and axis != "ep") or "1"

@@ -18,10 +18,8 @@ from phalanx.cli.plan_search import (
     Judged,
     candidate_of,
     cluster_settings,
-    gpu_of,
     judge,
     layout_settings,
-    new_search,
     rival_dicts,
     write_svg,
 )
@@ -29,7 +27,8 @@ from phalanx.cli.plan_show import show
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
-    from phalanx.planner import ModelShape, ParameterCounts, RankMemory, RunShape, TokenFlops
+    from phalanx.planner import ParameterCounts, RankMemory, TokenFlops
+    from phalanx.planner.automatic import Chosen
     from phalanx.planner.search import Estimate, Search
     from phalanx.spec import Job, Layout
 
@@ -91,19 +90,21 @@ def plan(
     """Count parameters, operations and memory of a job, say whether it fits its GPUs, how fast it runs, how often it is
     interrupted and what it costs. Where its layout does not fit the GPUs of --gpus and --nodes, the best one is
     searched."""
+    from phalanx.planner.automatic import Chosen, choose
     from phalanx.spec import load_job
 
     settings = [*(overrides or ()), *cluster_settings(gpus, nodes)]
     refused = None
     try:
         job = load_job(job_file, settings, world, check_world=True)
+        chosen = choose(job, world or job.cluster.world_size)
     except PhalanxError as error:
         if not (gpus or nodes or compare or why):
             raise
-        job, refused = load_job(job_file, [*settings, *FREE_LAYOUT], world, check_world=True), error
-    found = make_plan(job, world or job.cluster.world_size)
+        chosen, refused = Chosen(load_job(job_file, [*settings, *FREE_LAYOUT], world, check_world=True)), error
+    found = make_plan(chosen.job, world or chosen.job.cluster.world_size)
     asked = load_job(job_file, [*settings, *layout_settings(why)], world, check_world=True) if why else None
-    report = Report(job, found, refused, prices, asked, searched=compare or refused is not None)
+    report = Report(chosen, found, refused, prices, asked, searched=compare or refused is not None)
     if svg is not None or timeline:
         report.need_gpu()
     if svg is not None:
@@ -119,7 +120,7 @@ class Report:
 
     def __init__(
         self,
-        job: Job,
+        chosen: Chosen,
         found: Plan,
         refused: PhalanxError | None,
         prices: Path | None,
@@ -127,15 +128,17 @@ class Report:
         *,
         searched: bool,
     ) -> None:
-        """refused: why the job's own layout is none for its GPUs; `job` and `found` are then of a free one. asked: the
-        job with the layout of `--why`."""
-        self.job, self.found, self.refused, self.prices, self.asked = job, found, refused, prices, asked
-        self.searched = searched
+        """refused: why the job's own layout is none for its GPUs; `chosen` and `found` are then of a free one. asked:
+        the job with the layout of `--why`."""
+        self.job, self.found, self.refused, self.prices, self.asked = chosen.job, found, refused, prices, asked
+        self.said, self.searched = chosen.said, searched
         if searched or asked:
             self.need_gpu()
 
     def need_gpu(self) -> None:
         """Raises PhalanxError where no kind of GPU is known, without which there is no time."""
+        from phalanx.planner.job_search import gpu_of
+
         if gpu_of(self.job) is None:
             raise PhalanxError(
                 "cluster.gpu",
@@ -147,6 +150,8 @@ class Report:
     @cached_property
     def search(self) -> Search | None:
         """None where no kind of GPU is known."""
+        from phalanx.planner.job_search import gpu_of, model_shape, new_search, run_shape
+
         gpu = gpu_of(self.job)
         if gpu is None:
             return None
@@ -160,6 +165,8 @@ class Report:
     @cached_property
     def own(self) -> Judged | None:
         """The job's own layout; None where it does not fit its GPUs or they are not known."""
+        from phalanx.planner.job_search import run_shape
+
         if self.refused is not None or self.search is None:
             return None
         return self.judged(self.search.estimate(candidate_of(self.found.layout, run_shape(self.job))))
@@ -172,6 +179,8 @@ class Report:
     @cached_property
     def compared(self) -> Judged | None:
         """The layout of `--why`."""
+        from phalanx.planner.job_search import run_shape
+
         if self.asked is None or self.search is None:
             return None
         layout = self.asked.layout(self.found.layout.world_size)
@@ -192,6 +201,7 @@ class Report:
         compared = self.searched or self.asked is not None
         told = {name: judged.as_dict(compared=compared) for name, judged in given.items() if judged is not None}
         counts = as_dict(self.found) if self.refused is None else {"refused": str(self.refused)}
+        counts |= {"chosen": self.said} if self.said else {}
         if self.best is None:
             return {**counts, **told}
         section = parallel_section(self.best.estimate.candidate)
@@ -201,6 +211,7 @@ class Report:
 def make_plan(job: Job, world_size: int) -> Plan:
     """The plan of a job on `world_size` ranks. Raises PhalanxError for a model or a GPU that cannot be counted."""
     from phalanx import planner
+    from phalanx.planner.job_search import model_shape, run_shape
 
     model, run, layout = model_shape(job), run_shape(job), job.layout(world_size)
     return Plan(
@@ -212,52 +223,6 @@ def make_plan(job: Job, world_size: int) -> Plan:
         tokens_per_step=run.global_batch_size * run.seq_len,
         memory=planner.rank_memory(model, layout, run, planner.RUNTIME_BYTES if job.cluster.device == "cuda" else 0),
         gpu_bytes=_gpu_bytes(job),
-    )
-
-
-def model_shape(job: Job) -> ModelShape:
-    """The planner's view of the model. Raises PhalanxError for a class of the user's, whose shape nobody knows."""
-    from phalanx.planner import ModelShape
-
-    if job.model.class_ is not None:
-        raise PhalanxError(
-            "model.class",
-            value=job.model.class_,
-            expected="Phalanx's own decoder, whose shape is known without running it",
-            remedy="plan with model.args of a decoder of about the same size",
-        )
-    args, moe = job.model.decoder, job.model.decoder.moe
-    return ModelShape(
-        dim=args.dim,
-        n_layers=args.n_layers,
-        n_heads=args.n_heads,
-        n_kv_heads=args.n_kv_heads,
-        ffn_dim=args.ffn_dim,
-        vocab_size=args.vocab_size,
-        tie_embeddings=args.tie_embeddings,
-        head_width=args.head_dim,
-        qk_norm=args.qk_norm,
-        qkv_bias=args.qkv_bias,
-        **(moe.model_dump() if moe else {}),
-    )
-
-
-def run_shape(job: Job) -> RunShape:
-    """The planner's view of how the job trains."""
-    from phalanx.planner import RunShape
-
-    width = {"bfloat16": 2, "float32": 4}
-    return RunShape(
-        seq_len=job.training.seq_len,
-        global_batch_size=job.training.global_batch_size,
-        local_batch_size=job.parallel.local_batch_size,
-        zero=job.parallel.zero,
-        schedule=job.parallel.schedule,
-        stages_per_rank=job.parallel.stages_per_rank,
-        recompute=job.activation_checkpoint.mode == "full",
-        document_mask=job.data.document_mask,
-        param_bytes=width[job.training.mixed_precision_param],
-        reduce_bytes=width[job.training.mixed_precision_reduce],
     )
 
 

@@ -28,6 +28,8 @@ def show(report: Report, *, timeline: bool) -> None:
     def say(line: str) -> None:
         console.print(line, highlight=False, markup=False)
 
+    if report.said:
+        say(report.said)
     if report.refused is not None:
         say(f"the job's own layout is none for these GPUs: {report.refused}")
     else:

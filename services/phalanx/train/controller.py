@@ -43,7 +43,7 @@ from phalanx.train.decide import (
 from phalanx.train.launch.base import Check, GangKey, GangState, Launcher, Node, StartGang, To
 from phalanx.train.placement import Demand
 from phalanx.train.replicas import NodeMemory
-from phalanx.train.shares import capacities, order_of_start, shares_of
+from phalanx.train.shares import capacities, demand_of, order_of_start, prepared_demand, shares_of
 from phalanx.train.states import ACTIVE, Intent, Job, Preparation, Start
 
 LOG = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class _Run:
     waits: str = ""
     spec_revision: Mapping[str, object] | None = None
     spec: Spec | None = None
+    demand: Demand | None = None
 
 
 class Controller:
@@ -293,7 +294,7 @@ class Controller:
             run.ended = job.attempt
         return Situation(
             job=job,
-            demand=_demand(spec),
+            demand=self._demand(job, spec, run),
             capacities=capacities(job, spec.cluster.device, nodes, self._book.jobs()),
             agents={node.node_id: Agent(node.node_id, node.instance_id) for node in nodes if node.is_connected},
             shares=shares,
@@ -316,8 +317,15 @@ class Controller:
 
     def _spec(self, job: Job, run: _Run) -> Spec:
         if run.spec is None or run.spec_revision is not job.spec:
-            run.spec, run.spec_revision = parse_job(job.spec, where=str(job.name)), job.spec
+            run.spec, run.spec_revision, run.demand = parse_job(job.spec, where=str(job.name)), job.spec, None
         return run.spec
+
+    def _demand(self, job: Job, spec: Spec, run: _Run) -> Demand:
+        """What the job needs; of a layout that is chosen, what the node that checked the job chose, once it has."""
+        if spec.parallel.layout == "auto" and job.preparation is not None:
+            return prepared_demand(job.preparation)
+        run.demand = run.demand or demand_of(spec)
+        return run.demand
 
     def _check(self, job: Job, spec: Spec, nodes: Sequence[Node]) -> tuple[Preparation | Cause | None, str]:
         """The answer of the node that checks the job, and why there will be none."""
@@ -443,9 +451,3 @@ class Controller:
 def _to(job: Job, node_id: str) -> To:
     assert job.start is not None
     return To(node_id, job.start.instances[node_id])
-
-
-def _demand(spec: Spec) -> Demand:
-    world_size = spec.cluster.world_size
-    layout = spec.layout(world_size)
-    return Demand(world_size, layout.pp, layout.tp)

@@ -14,6 +14,7 @@ from phalanx.lineage import CheckpointRef, Lineage
 from phalanx.lineage.events import EventType, JobState
 from phalanx.lineage.leases import leased
 from phalanx.lineage.registry import JobName, Origin, RegisteredJob
+from phalanx.planner.automatic import with_layout
 from phalanx.rpc.errors import AlreadyExists, FailedPrecondition, NotFound
 from phalanx.spec import Job as Spec
 from phalanx.spec import parse_job
@@ -199,7 +200,9 @@ class Requests:
 
 
 def checked_spec(spec: Spec) -> Spec:
-    """The job itself; raises PhalanxError for a URL that means another folder in each process."""
+    """The job itself; raises PhalanxError for a URL that means another folder in each process, and where no layout can
+    be chosen for it.
+    """
     urls = {"job.storage": spec.job.storage, "data.held_out": spec.data.held_out or ""}
     urls |= {spec.data.url_key(name): source.url for name, source in spec.data.training.items()}
     for key, url in urls.items():
@@ -210,6 +213,7 @@ def checked_spec(spec: Spec) -> Spec:
                 expected="storage that every node and service reaches under the same URL",
                 remedy="write the whole path (file:///...), or name a bucket (s3://...)",
             )
+    with_layout(spec, spec.cluster.world_size)
     return spec
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from phalanx.lineage.events import Cause, JobState
+from phalanx.planner.automatic import with_layout
+from phalanx.spec import Job as Spec
 from phalanx.train.decide import Outcome, Phase, Share, ShareEnd
 from phalanx.train.launch.base import GangKey, GangState, Launcher, Node, Started
-from phalanx.train.placement import Capacity
-from phalanx.train.states import Job, Start
+from phalanx.train.placement import Capacity, Demand
+from phalanx.train.states import Job, Preparation, Start
 
 LOST_WEIGHT = 1  # a cause of a node's own explains more, one that only follows from a peer's end less
 
@@ -100,3 +102,16 @@ def capacities(job: Job, device: str, nodes: Sequence[Node], jobs: Iterable[Job]
         )
         for node in nodes
     )
+
+
+def demand_of(spec: Spec) -> Demand:
+    """What a job needs by its file. Raises PhalanxError where no layout can be chosen for it."""
+    world_size = spec.cluster.world_size
+    layout = with_layout(spec, world_size).layout(world_size)
+    return Demand(world_size, layout.pp, layout.tp)
+
+
+def prepared_demand(preparation: Preparation) -> Demand:
+    """What a job needs by the layout that its ranks get."""
+    axes = preparation.placement["parallel"]
+    return Demand(preparation.placement["world_size"], axes["pp"], axes["tp"])

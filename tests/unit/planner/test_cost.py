@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from phalanx.cli.plan import make_plan, model_shape, run_shape
-from phalanx.cli.plan_search import candidate_of, new_search
+from phalanx.cli.plan import make_plan
+from phalanx.cli.plan_search import candidate_of
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.cost import dollars, run_cost
 from phalanx.planner.gpus import find_gpu
+from phalanx.planner.job_search import model_shape, new_search, run_shape
 from phalanx.planner.prices import load_prices
 from phalanx.planner.rules import RULES, judge
 from phalanx.planner.scaling_law import BESIROGLU_2024, HOFFMANN_2022, SCALING_LAWS, ScalingLaw, law_named

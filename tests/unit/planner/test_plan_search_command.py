@@ -19,13 +19,17 @@ EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    """Runs `phalanx plan` on an example; gives (exit code, stdout, stderr)."""
+    """Runs `phalanx plan` on an example, or a file elsewhere; gives (exit code, stdout, stderr)."""
     app = typer.Typer()
     plan.register(app)
     app.command("other")(lambda: None)
 
     def call(name, *arguments):
-        monkeypatch.setattr(sys, "argv", ["phalanx", "plan", str(EXAMPLES / f"{name}.toml"), *arguments])
+        monkeypatch.setattr(
+            sys,
+            "argv",
+            ["phalanx", "plan", str(EXAMPLES / f"{name}.toml"), *arguments],
+        )
         code = run_reporting_errors(app)
         streams = capsys.readouterr()
         return code, streams.out, streams.err
@@ -127,3 +131,16 @@ def test_prices_of_ones_own_change_the_dollars(run, tmp_path):
     _, cheap, _ = run("8b-64gpu", "--prices", str(path), "--json")
     usual, ours = (json.loads(each)["own"]["forecast"]["cost"] for each in (out, cheap))
     assert ours["usd"]["middle"] == pytest.approx(ours["gpu_hours"]) and ours["gpu_hours"] == usual["gpu_hours"]
+
+
+def test_plan_says_which_layout_auto_chooses_and_it_is_the_best(run, tmp_path):
+    job = tmp_path / "job.toml"
+    text = (EXAMPLES / "1b-8gpu.toml").read_text()
+    before, _, after = text.partition("[parallel]\n")
+    job.write_text(f'{before}[parallel]\nlayout = "auto"\n[compile]\n{after.partition("[compile]")[2]}')
+    code, out, _ = run(tmp_path / "job", "--compare", "--json")
+    found = json.loads(out)
+    assert code == 0 and found["chosen"].startswith("layout for 8 ranks: ")
+    assert (found["own"]["layout"], found["own"]["run"]) == (found["best"]["layout"], found["best"]["run"])
+    code, out, _ = run(tmp_path / "job", "--why", "tp=2")
+    assert code == 0 and out.startswith(found["chosen"]) and "asked: tp 2" in out

@@ -48,6 +48,18 @@ def test_config_check_good_job_names_its_layout_and_warns(run):
     assert "warning: parallel.schedule has no effect" in err
 
 
+def test_config_check_says_what_layout_is_chosen(run):
+    automatic = ("check", "--world", "4", "--set", "parallel.layout=auto")
+    code, out, err = run(*automatic)
+    assert code == 0 and "good for 4 ranks (dp_shard 4)" in out
+    assert "layout for 4 ranks: dp_shard 4, zero 3 (CPUs" in err
+    code, out, _ = run(*automatic, "--json")
+    found = json.loads(out)
+    assert code == 0 and found["layout"]["dp_shard"] == 4 and "layout for 4 ranks" in found["chosen"]
+    code, _, err = run(*automatic, "--set", "cluster.device=cuda")
+    assert code == 2 and err.startswith("phalanx: cluster.gpu: ") and len(err.splitlines()) == 1
+
+
 def test_config_check_bad_job_exits_2_with_one_line_a_mistake(run):
     code, out, err = run("check", "--world", "6", "--set", "parallel.tp=4", "--set", "training.stepz=3")
     assert code == 2 and out == ""

@@ -6,10 +6,10 @@ import pytest
 import torch
 from spec_samples import sample
 
-from phalanx.cli.plan import model_shape
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
 from phalanx.planner import count_parameters
+from phalanx.planner.job_search import model_shape
 from phalanx.spec.presets import PRESETS
 
 PUBLISHED = {

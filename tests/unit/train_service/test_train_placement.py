@@ -8,7 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from phalanx.spec import parse_job
 from phalanx.train.placement import Capacity, Demand, Misfit, Placement, place
+from phalanx.train.shares import demand_of, prepared_demand
+from phalanx.train.states import Preparation
 
 
 def nodes(*free: int, **fields: str) -> list[Capacity]:
@@ -138,3 +141,19 @@ def test_job_that_does_not_fit_says_why(demand: Demand, free: tuple[int, ...], w
 def test_placement_of_a_large_cluster_is_quick() -> None:
     found = place(Demand(16_384, pp=16, tp=8), [Capacity(f"n{index:04d}", 8) for index in range(2_048)])
     assert len(blocks(found)) == 2_048
+
+
+def test_a_job_without_a_layout_needs_what_is_chosen_until_a_node_has_prepared_another():
+    tables = {
+        "job": {"name": "x", "storage": "memory://x"},
+        "model": {"preset": "tiny"},
+        "data": {"train": "memory://x/train"},
+        "training": {"seq_len": 32, "steps": 4, "global_batch_size": 2},
+        "optimizer": {"lr": 1e-3},
+        "parallel": {"layout": "auto"},
+        "cluster": {"nproc": 4},
+    }
+    spec = parse_job(tables)
+    assert demand_of(spec) == Demand(4, pp=1, tp=2)  # two windows a batch
+    prepared = parse_job({**tables, "parallel": {"pp": 2}}).placement(4)
+    assert prepared_demand(Preparation({}, "sha256:i", "sha256:c", prepared)) == Demand(4, pp=2)

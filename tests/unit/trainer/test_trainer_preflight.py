@@ -74,6 +74,14 @@ def test_arguments_of_a_rank_are_plain_json_and_come_back_whole() -> None:
     assert from_arguments(json.loads(json.dumps(to_arguments(prepared)))) == prepared
 
 
+def test_arguments_that_an_earlier_version_prepared_are_read() -> None:
+    job = job_with("parallel", tp=2)
+    prepared = Prepared(job, job.layout(4), "sha256:i", "sha256:p", "sha256:c")
+    arguments = json.loads(json.dumps(to_arguments(prepared)))
+    del arguments["chosen"], arguments["job"]["parallel"]["layout"]
+    assert from_arguments(arguments) == prepared
+
+
 def test_arguments_of_a_users_class_come_back_whole() -> None:
     model = {"class": "somewhere:Model", "args": {"width": 3, "names": ["a"], "rate": 0.5}}
     job = parse_job({**TABLES, "model": model})
