@@ -87,6 +87,24 @@ def test_run_interrupted_commits_exits_130_and_resumes(corpus: str, tmp_path: Pa
     assert_proven(path, steps=steps)
 
 
+def test_a_run_whose_layout_is_left_to_the_planner_goes_on_with_another_number_of_ranks(
+    corpus: str, tmp_path: Path
+) -> None:
+    path = write_job(tmp_path, corpus, steps=4)
+    path.write_text(path.read_text().replace("local_batch_size = 4", 'layout = "auto"'))
+    first = run_cli(["run", path, "--json"])
+    assert first.code == 0, first.err
+    assert first.err.startswith("layout for 2 ranks: dp_shard 2, zero 3 (CPUs")
+    overrides = ("--set", "training.steps=6", "--nproc", "1")
+    second = run_cli(["run", path, "--json", *overrides])
+    assert second.code == 0, second.err
+    assert second.err.startswith("layout for 1 rank: dp_shard 1, zero 3 (CPUs")
+    assert json.loads(second.out)["tokens"] == 2 * 8 * 32
+    attempts = lineage_of(path).attempts()
+    assert [each.placement["parallel"]["dp_shard"] for each in attempts] == [2, 1]
+    assert_proven(path, 6, "training.steps=6")
+
+
 @pytest.mark.parametrize("precision", BOUNDS)
 def test_resume_in_the_same_layout_is_bit_for_bit(
     corpus: str, server: ForkServer, tmp_path: Path, precision: str
