@@ -4,14 +4,14 @@ Let P be the rank's parameters after pp, tp and ep, N = dp_shard, b the bytes of
 bfloat16).
 - masters: fp32, sharded: 4 P / N. Optimizer: AdamW's two fp32 moments: 8 P / N.
 - weights gathered for computation: b P at zero 1 and 2. At zero 3 without a pipeline: two layers (the running one and
-the prefetched
-  one) and the ends of the model, which stay. With a pipeline torch keeps a stage's weights after its first backward: b
-  P again.
-- gradients: 4 P / N once reduced, and before that, whole: at zero 1 with several micro-batches, and always with a
-pipeline, fp32 4 P;
-  else one layer's, in computation type and as the buffer of the reduction.
-So zero 1 takes 6 + 16 / N bytes a parameter in bfloat16 at its peak (measured with torch 2.13: gradients not yet
-synchronised are whole and fp32), not ZeRO's printed 4 + 12 / N (arXiv 1910.02054, section 5).
+  the prefetched one) and the ends of the model, which stay. With a pipeline torch keeps a stage's weights after its
+  first backward: b P again.
+- gradients: at zero 1 with several micro-batches, and always with a pipeline, whole, fp32 4 P, until they are reduced
+  block by block, and a block's buffer; else 4 P / N of the micro-batches before, and one layer's, in computation type
+  and as the buffer of the reduction. With a single micro-batch they come as the activations go, and count only as far
+  as they are more.
+So zero 1 takes 6 + 12 / N bytes a parameter in bfloat16 (measured with torch 2.13: gradients not yet synchronised are
+whole and fp32), not ZeRO's printed 4 + 12 / N (arXiv 1910.02054, section 5).
 """
 
 from __future__ import annotations
@@ -67,14 +67,15 @@ def rank_memory(
 def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition, runtime_bytes: int) -> RankMemory:
     held = rank_parameters(model, layout, position.num_layers, is_first=position.is_first, is_last=position.is_last)
     shard = _sharded(held, layout)
+    activations = activation_bytes(model, layout, run, position)
     return RankMemory(
         position=position,
         parameters=held.total,
         masters_bytes=MASTER_BYTES * shard,
         weights_bytes=_gathered_weights(held, layout, run),
-        gradients_bytes=4 * shard + _whole_gradients(held, layout, run),
+        gradients_bytes=_gradients(held, shard, layout, run, activations),
         optimizer_bytes=MOMENT_BYTES * shard,
-        activations_bytes=activation_bytes(model, layout, run, position),
+        activations_bytes=activations,
         runtime_bytes=runtime_bytes,
     )
 
@@ -91,7 +92,11 @@ def _gathered_weights(held: RankParameters, layout: Layout, run: RunShape) -> in
     return run.param_bytes * min(held.total, 2 * (held.block + held.block_experts) + held.ends)
 
 
-def _whole_gradients(held: RankParameters, layout: Layout, run: RunShape) -> int:
-    if layout.pp > 1 or (run.zero == 1 and num_micro_batches(layout, run) > 1):
-        return 4 * held.total
-    return (run.param_bytes + run.reduce_bytes) * max(held.block + held.block_experts, held.ends)
+def _gradients(held: RankParameters, shard: int, layout: Layout, run: RunShape, activations: int) -> int:
+    """Beside the activations at their peak."""
+    block = max(held.block + held.block_experts, held.ends)
+    several = num_micro_batches(layout, run) > 1
+    if layout.pp > 1 or (run.zero == 1 and several):
+        return 4 * (held.total + block)
+    buffers = (run.param_bytes + run.reduce_bytes) * block
+    return buffers + (4 * shard if several else max(0, 4 * shard - activations))

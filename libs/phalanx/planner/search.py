@@ -24,8 +24,9 @@ from phalanx.planner.time import Configuration, StepTime, step_time
 # forward, inputs and weights near 2 : 2 : 1, as element-wise operations and attention have no weights.
 WEIGHTS_OF_BACKWARD = 1 / 3
 # Bytes of a parameter that nothing shards within a step: at a pipeline, or with gradients that wait for several
-# micro-batches, a weight of 2 bytes and a gradient of 4.
-_WHOLE_BYTES, _SHARDED_BYTES = 6, 16
+# micro-batches, a weight of 2 bytes and a gradient of 4. Of what is sharded master and moments, as gradients may have
+# the place of activations: it must not be more than what `rank_memory` counts.
+_WHOLE_BYTES, _SHARDED_BYTES = 6, 12
 
 
 @dataclass(frozen=True)

@@ -36,15 +36,26 @@ def test_masters_and_moments_are_sharded_at_every_stage(zero, dp_shard):
     assert rank.masters_bytes == 4 * PARAMETERS // dp_shard and rank.optimizer_bytes == 8 * PARAMETERS // dp_shard
 
 
-def test_zero_1_holds_six_bytes_and_sixteen_over_n_with_several_micro_batches():
+LAYER = 64 * 8 * (2 * 8 + 2 * 4) + 3 * 64 * 192 + 2 * 64
+
+
+def test_zero_1_holds_six_bytes_and_twelve_over_n_with_several_micro_batches():
     (rank,) = of(Layout(dp_shard=8), zero=1)
     held = rank.masters_bytes + rank.weights_bytes + rank.gradients_bytes + rank.optimizer_bytes
-    assert held == 6 * PARAMETERS + 16 * PARAMETERS // 8
+    # And a block's buffer of the reduction: here the two ends of the model.
+    assert held == 6 * PARAMETERS + 12 * PARAMETERS // 8 + 4 * (2 * 512 * 64 + 64)
+
+
+def test_gradients_of_a_single_micro_batch_take_the_place_of_activations():
+    (large,) = of(Layout(dp_shard=2), local_batch_size=32)
+    (small,) = of(Layout(dp_shard=2), global_batch_size=2, seq_len=2)
+    buffers = 6 * (2 * 512 * 64 + 64)
+    assert large.gradients_bytes == buffers
+    assert small.gradients_bytes + small.activations_bytes == buffers + 4 * PARAMETERS // 2
 
 
 def test_zero_2_holds_one_layers_gradients_whole_and_zero_3_two_layers_of_weights():
-    layer = 64 * 8 * (2 * 8 + 2 * 4) + 3 * 64 * 192 + 2 * 64
-    ends = 2 * 512 * 64 + 64
+    layer, ends = LAYER, 2 * 512 * 64 + 64
     (two,), (three,) = of(Layout(dp_shard=8), zero=2), of(Layout(dp_shard=8), zero=3)
     assert two.weights_bytes == 2 * PARAMETERS and three.weights_bytes == 2 * (2 * layer + ends)
     assert two.gradients_bytes == three.gradients_bytes == 4 * PARAMETERS // 8 + 6 * max(layer, ends)
@@ -54,7 +65,7 @@ def test_pipeline_keeps_weights_and_gradients_whole_whatever_the_stage():
     for zero in (1, 3):
         for rank in of(Layout(pp=2, dp_shard=4), zero=zero):
             assert rank.weights_bytes == 2 * rank.parameters
-            assert rank.gradients_bytes == 4 * rank.parameters + 4 * -(-rank.parameters // 4)
+            assert rank.gradients_bytes == 4 * (rank.parameters + LAYER)
 
 
 def test_float32_weights_take_twice_the_gathered_bytes():
