@@ -6,13 +6,15 @@ import json
 import tomllib
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from phalanx.core.errors import PhalanxError
+from phalanx.planner.gpus import GPUS
 
 _DEFAULT_FILE = "prices.toml"
+_MOST_USD_PER_HOUR, _MOST_WATTS = 1e6, 1e6
 
 
 class GpuPrice(BaseModel):
@@ -20,10 +22,19 @@ class GpuPrice(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    usd_per_hour: tuple[float, float]
-    watts: float = Field(gt=0)
+    usd_per_hour: tuple[
+        Annotated[float, Field(ge=0, le=_MOST_USD_PER_HOUR)], Annotated[float, Field(ge=0, le=_MOST_USD_PER_HOUR)]
+    ]
+    watts: float = Field(gt=0, le=_MOST_WATTS)
     as_of: str = Field(min_length=4)
     origin: str = Field(min_length=1)
+
+    @field_validator("usd_per_hour")
+    @classmethod
+    def _in_order(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if value[0] > value[1]:
+            raise ValueError("the lowest price first, then the highest")
+        return value
 
     @property
     def middle(self) -> float:
@@ -36,8 +47,8 @@ class Site(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    host_watts_per_gpu_watt: float = Field(ge=0)
-    pue: float = Field(ge=1)
+    host_watts_per_gpu_watt: float = Field(ge=0, le=100)
+    pue: float = Field(ge=1, le=100)
 
 
 class Prices(BaseModel):
@@ -70,7 +81,7 @@ def load_prices(path: Path | None = None) -> Prices:
     given = {} if path is None else _read(path)
     try:
         site = {**default["site"], **given.pop("site", {})}
-        kinds = {name.upper(): price for name, price in given.pop("gpu", {}).items()}
+        kinds = _by_kind(given.pop("gpu", {}), str(path))
         return Prices.model_validate({"site": site, "gpu": {**default["gpu"], **kinds}, **given})
     except ValidationError as error:
         first = error.errors()[0]
@@ -84,6 +95,24 @@ def load_prices(path: Path | None = None) -> Prices:
         raise PhalanxError(
             str(path), expected="tables [site] and [gpu.KIND]", remedy="correct the price file"
         ) from error
+
+
+def _by_kind(given: dict[str, Any], path: str) -> dict[str, Any]:
+    """The tables by kind alone: H100 for h100 and H100-80. Raises PhalanxError for a kind that the planner does not
+    know, whose price would have no effect, and for one that is given twice."""
+    known = sorted({name.split("-")[0] for name in GPUS})
+    kinds: dict[str, Any] = {}
+    for name, price in given.items():
+        kind = name.upper().split("-")[0]
+        if kind not in known or kind in kinds:
+            raise PhalanxError(
+                f"{path}: gpu",
+                value=name,
+                expected=f"each of {', '.join(known)} once at most",
+                remedy="correct the price file",
+            )
+        kinds[kind] = price
+    return kinds
 
 
 def _read(path: Path) -> dict[str, Any]:

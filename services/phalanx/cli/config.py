@@ -30,7 +30,9 @@ Partial = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-World = Annotated[int | None, typer.Option("--world", min=1, help="Number of ranks (default: that of [cluster]).")]
+World = Annotated[
+    int | None, typer.Option("--world", min=1, help="Number of ranks (default: cluster.nproc x cluster.nodes).")
+]
 
 
 def with_partial(overrides: Sequence[str] | None, partial: Sequence[str] | None) -> list[str]:

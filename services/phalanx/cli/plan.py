@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
 
 
 Gpus = Annotated[str | None, typer.Option("--gpus", metavar="KIND:NUMBER", help="GPUs of one node, as H100:8.")]
-Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (default: that of [cluster]).")]
+Nodes = Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes (default: cluster.nodes).")]
 Compare = Annotated[bool, typer.Option("--compare", help="Search the best layout; say why the others lose to it.")]
 Why = Annotated[str | None, typer.Option("--why", metavar="LAYOUT", help="How tp=8,pp=4,... compares with the best.")]
 Svg = Annotated[
@@ -99,11 +99,13 @@ def plan(
         job = load_job(job_file, settings, world, check_world=True)
         chosen = choose(job, world or job.cluster.world_size)
     except PhalanxError as error:
-        if not (gpus or nodes or compare or why):
+        if not (gpus or nodes or compare or why is not None):
             raise
         chosen, refused = Chosen(load_job(job_file, [*settings, *FREE_LAYOUT], world, check_world=True)), error
     found = make_plan(chosen.job, world or chosen.job.cluster.world_size)
-    asked = load_job(job_file, [*settings, *layout_settings(why)], world, check_world=True) if why else None
+    asked = None
+    if why is not None:
+        asked = load_job(job_file, [*settings, *layout_settings(why)], world, check_world=True)
     report = Report(chosen, found, refused, prices, asked, searched=compare or refused is not None)
     if svg is not None or timeline:
         report.need_gpu()

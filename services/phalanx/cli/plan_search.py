@@ -31,6 +31,8 @@ FREE_LAYOUT = (
     "parallel.stages_per_rank=1",
     "parallel.local_batch_size=1",
 )
+# Names that the printed layouts have for keys.
+_PRINTED_AS = {"dp": "dp_shard", "micro-batch": "local_batch_size"}
 _LAYOUT_KEYS = (*(setting.partition("=")[0].removeprefix("parallel.") for setting in FREE_LAYOUT[1:]), "recompute")
 
 
@@ -54,23 +56,31 @@ def cluster_settings(gpus: str | None, nodes: int | None) -> list[str]:
 
 
 def layout_settings(text: str) -> list[str]:
-    """Overrides of `--why tp=8,pp=4,...`; what it does not name is 1, dp_shard the rest. Raises PhalanxError for a key
-    that is none of the layout's."""
-    settings = list(FREE_LAYOUT)
-    for part in filter(None, (each.strip() for each in text.split(","))):
+    """Overrides of `--why tp=8,pp=4,...`; what it does not name is 1, dp_shard the rest, and recompute the job's.
+    Raises PhalanxError for a key that is none of the layout's, or that stands there twice, and where there is none."""
+    settings, seen = list(FREE_LAYOUT), set[str]()
+    for part in (each.strip() for each in text.split(",")):
         key, _, value = (each.strip() for each in part.partition("="))
-        if key not in _LAYOUT_KEYS or not value:
-            close = difflib.get_close_matches(key, _LAYOUT_KEYS, n=1)
+        key = _PRINTED_AS.get(key, key)
+        if key not in _LAYOUT_KEYS or not value or key in seen:
             raise PhalanxError(
                 "--why",
                 value=part,
-                expected=f"KEY=VALUE with a key of {', '.join(_LAYOUT_KEYS)}",
-                remedy=f"did you mean {close[0]}?" if close else "name one of them",
+                expected=f"KEY=VALUE with a key of {', '.join(_LAYOUT_KEYS)}, each once at most",
+                remedy=_remedy(key),
             )
+        seen.add(key)
         if key == "schedule":
             settings = [each for each in settings if not each.startswith("parallel.stages_per_rank")]
         settings.append(f"activation_checkpoint.mode={value}" if key == "recompute" else f"parallel.{key}={value}")
     return settings
+
+
+def _remedy(key: str) -> str:
+    if key in _LAYOUT_KEYS:
+        return f"give it one value, as {key}=..."
+    close = difflib.get_close_matches(key.lower(), _LAYOUT_KEYS, n=1)
+    return f"did you mean {close[0]}?" if close else "name one of them, as tp=8,pp=4"
 
 
 @dataclass(frozen=True)

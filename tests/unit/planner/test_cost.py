@@ -45,6 +45,9 @@ def test_own_file_takes_precedence_kind_by_kind(tmp_path, suffix):
     assert prices.site.pue == 1.05 and prices.site.host_watts_per_gpu_watt == PRICES.site.host_watts_per_gpu_watt
 
 
+_H100 = '[gpu.H100]\nusd_per_hour = {}\nwatts = {}\nas_of = "2026"\norigin = "x"\n'
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -53,6 +56,14 @@ def test_own_file_takes_precedence_kind_by_kind(tmp_path, suffix):
         ("[site]\npeu = 1.1\n", "site.peu"),
         ("[site]\npue = 0.5\n", "greater than or equal to 1"),
         ('[gpu.H100]\nusd_per_hour = 3\nwatts = 7\nas_of = "2026"\norigin = "x"\n', "gpu.H100.usd_per_hour"),
+        (_H100.format("[-2, 2]", 700), r"gpu.H100.usd_per_hour.0 is -2"),
+        (_H100.format("[5, 2]", 700), "the lowest price first"),
+        (_H100.format("[nan, nan]", 700), r"gpu.H100.usd_per_hour.0 is nan"),
+        (_H100.format("[1, inf]", 700), r"gpu.H100.usd_per_hour.1 is inf"),
+        (_H100.format("[1, 2]", "inf"), r"gpu.H100.watts is inf"),
+        ("[site]\npue = inf\n", "site.pue is inf"),
+        (_H100.format("[1, 2]", 700).replace("H100", "H1OO"), "gpu is 'H1OO': expected each of A100"),
+        (_H100.format("[1, 2]", 700) + _H100.format("[1, 2]", 700).replace("H100", "H100-80"), "once at most"),
         (None, "a readable TOML or JSON"),
     ],
 )

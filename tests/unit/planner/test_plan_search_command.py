@@ -101,7 +101,11 @@ def test_why_tells_how_a_layout_compares_with_the_best(run):
     ("arguments", "said"),
     [
         (("--why", "pipeline=8"), "KEY=VALUE with a key of pp, tp"),
-        (("--why", "tp"), "KEY=VALUE"),
+        (("--why", "tp"), "give it one value, as tp=..."),
+        (("--why", ""), "KEY=VALUE"),
+        (("--why", "tp=8,tp=4"), "once at most"),
+        (("--why", "dp=32,dp_shard=32"), "once at most"),
+        (("--why", "TP=8"), "did you mean tp?"),
         (("--why", "pp=2,zero=2"), "1 or 3 with pp > 1"),
         (("--why", "schdule=zbv"), "did you mean schedule?"),
         (("--gpus", "X200:8"), "one of A100-40"),
