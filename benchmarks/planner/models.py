@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -34,11 +35,13 @@ def model_shape(given: Mapping[str, Any], said: list[str]) -> ModelShape:
     if public and not given.get("hidden"):
         given = {**public, **given}
         said.append(f"shape not given: that of {given['name']} as published")
-    hidden, layers = given.get("hidden"), given.get("layers")
+    hidden, layers, heads = given.get("hidden"), given.get("layers"), given.get("heads")
     if not hidden or not layers:
         hidden, layers = _guess(float(given.get("params") or 7e9), float(given.get("active_params") or 0))
         said.append(f"shape not given: {layers} layers of width {hidden}, by the number of parameters")
-    heads = int(given.get("heads") or max(hidden // 128, 1))
+        # So many that the usual tensor-parallel sizes divide them.
+        heads = heads or max(round(hidden / 1024), 1) * 8
+    heads = int(heads or max(hidden // 128, 1))
     if not given.get("heads"):
         said.append(f"heads not given: {heads}")
     vocab = given.get("vocab")
@@ -46,6 +49,12 @@ def model_shape(given: Mapping[str, Any], said: list[str]) -> ModelShape:
         vocab = 51_200
         said.append("vocabulary not given: 51,200")
     experts = int(given.get("experts") or 0)
+    expert_ffn = int(given.get("moe_ffn") or 0)
+    if experts and not expert_ffn:
+        expert_ffn = int(given.get("ffn") or 4 * hidden)
+        said.append(f"width of experts not given: {expert_ffn}")
+    if experts and not given.get("topk"):
+        said.append("experts of a token not given: 2")
     base = ModelShape(
         dim=int(hidden),
         n_layers=int(layers),
@@ -54,16 +63,17 @@ def model_shape(given: Mapping[str, Any], said: list[str]) -> ModelShape:
         ffn_dim=int(given.get("ffn") or (0 if experts else 4 * hidden)),
         vocab_size=int(vocab),
         num_experts=experts,
-        top_k=int(given.get("topk") or 0),
-        expert_ffn_dim=int(given.get("moe_ffn") or 0),
+        top_k=int(given.get("topk") or (min(2, experts))),
+        expert_ffn_dim=expert_ffn,
         num_shared_experts=int(given.get("shared_experts") or 0),
         head_width=given.get("head_dim"),
         num_dense_layers=int(given.get("dense_layers") or 0),
         latent=_latent(given),
     )
     sliding = str(given.get("sliding_window") or "")
-    if sliding[:1].isdigit():
-        base = replace(base, window=int(sliding.split()[0]), window_every=2 if "every other" in sliding else 1)
+    width = re.match(r"[1-9][0-9]{0,7}\b", sliding)
+    if width:
+        base = replace(base, window=int(width[0]), window_every=2 if "every other" in sliding else 1)
     elif sliding:
         said.append("sliding window without its width: not counted")
     return replace(base, gated_ffn=_is_gated(base, given, said))

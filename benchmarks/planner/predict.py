@@ -10,7 +10,8 @@ from phalanx.planner.stack_memory import largest_memory
 from phalanx.planner.states import state_bytes
 from phalanx.planner.time import step_time, tokens_per_s_per_gpu
 
-from .rows import Read, Row, check_counts, read_row
+from .fields import Row, checked
+from .rows import Read, check_counts, read_row
 
 GIB = 2**30
 
@@ -39,12 +40,15 @@ def figures(read: Read, row: Row) -> dict[str, Any]:
     step = step_time(config)
     held = largest_memory(config.model, config.layout, config.run, config.software)
     capacity = read.memory_gib * GIB if read.memory_gib else config.cluster.gpu.memory_bytes
+    total_bytes = held.total_bytes
+    if read.spills:
+        total_bytes = min(total_bytes, max(capacity, total_bytes - held.activations_bytes))
     in_pipeline = step.total_s - step.data_s - step.optimizer_s - step.other_s
     return {
         "step_time_s": round(step.total_s, 5),
         "tokens_per_s_per_gpu": round(tokens_per_s_per_gpu(config, step), 2),
-        "memory_gb": round(held.total_bytes / GIB, 2),
-        "fits": held.total_bytes <= capacity,
+        "memory_gb": round(total_bytes / GIB, 2),
+        "fits": total_bytes <= capacity,
         "model_states_gb": round(_states_gb(read, row, held.states.total), 2),
         "bubble_rate": round(step.bubble_s / in_pipeline, 4),
     }
@@ -52,7 +56,7 @@ def figures(read: Read, row: Row) -> dict[str, Any]:
 
 def _states_gb(read: Read, row: Row, counted: float) -> float:
     """Of the counted shape; by the printed number of parameters where no shape is given."""
-    model: Mapping[str, Any] = row.get("model") or {}
+    model: Mapping[str, Any] = checked(row, [])["model"]
     if model.get("hidden") or not model.get("params"):
         return counted / 1e9
     layout = read.config.layout

@@ -7,9 +7,7 @@ A row is an object with `model`, `cluster`, `parallel` and `software`, each with
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.gpus import find_gpu
@@ -20,9 +18,8 @@ from phalanx.planner.stack_memory import largest_memory
 from phalanx.planner.time import Configuration
 from phalanx.spec import Layout
 
+from .fields import Row, checked
 from .models import model_shape
-
-Row = Mapping[str, Any]
 
 _PRECISIONS = (
     ("nvfp4", "nvfp4"),
@@ -41,16 +38,19 @@ _SCHEDULES = {"ZB-1p": "zb1p", "ZB-H1": "zb1p", "ZB-2p": "zb2p", "ZB-H2": "zb2p"
 
 @dataclass
 class Read:
-    """A row as the planner takes it. assumptions: sentences, one for each thing that the row left open."""
+    """A row as the planner takes it. assumptions: sentences, one for each thing that the row left open. spills: what
+    the GPU does not hold of the activations is taken to be computed again or to lie in the host's memory."""
 
     config: Configuration
     memory_gib: float | None
     assumptions: list[str] = field(default_factory=list)
+    spills: bool = False
 
 
 def read_row(row: Row) -> Read:
     """Raises PhalanxError for a GPU that is not known and for counts that don't agree."""
     said: list[str] = []
+    row = checked(row, said)
     used = _software(row, said)
     where, clock, hbm, memory_gib = _cluster(row, said)
     model = model_shape(row.get("model") or {}, said)
@@ -67,7 +67,8 @@ def read_row(row: Row) -> Read:
     if not parallel.get("recompute"):
         capacity = memory_gib * 2**30 if memory_gib else where.gpu.memory_bytes
         run = _with_recompute(model, layout, run, used, capacity, where.gpu.nvlink_domain > 8, said)
-    return Read(Configuration(model, layout, run, where, used, hbm, clock), memory_gib, said)
+    config = Configuration(model, layout, run, where, used, hbm, clock)
+    return Read(config, memory_gib, said, spills=not parallel.get("recompute") and run.recompute_share > 0)
 
 
 def _with_micro_batch(
@@ -258,6 +259,8 @@ def _schedule(parallel: Row, layers: int, layout: Layout, used: Software, said: 
         per_rank = 1
         if not written:
             said.append("schedule not given: 1F1B")
+    if written and not written.lower().startswith(("1f1b", "interleaved")):
+        said.append(f"schedule {written[:40]!r} is not known: taken for {'interleaved ' if per_rank > 1 else ''}1F1B")
     return ("interleaved_1f1b" if per_rank > 1 else "1f1b"), int(per_rank)
 
 
@@ -284,8 +287,17 @@ def _zero(parallel: Row, used: Software, said: list[str]) -> int:
 
 
 def check_counts(read: Read, row: Row) -> None:
-    """Raises PhalanxError where the axes don't make up the GPUs that the row counts."""
-    count = (row.get("cluster") or {}).get("count")
+    """Raises PhalanxError where the axes don't make up the GPUs that the row counts, or the model uses more of its
+    parts than it has."""
+    model = read.config.model
+    for name, part, most in (
+        ("topk", model.top_k, model.num_experts),
+        ("dense_layers", model.num_dense_layers, model.n_layers),
+        ("kv_heads", model.n_kv_heads, model.n_heads),
+    ):
+        if part > most:
+            raise PhalanxError(f"model.{name}", value=part, expected=f"at most {most}", remedy="correct the row")
+    count = checked(row, [])["cluster"].get("count")
     world = read.config.layout.world_size
     if count and world != count:
         raise PhalanxError(

@@ -13,8 +13,8 @@ from phalanx.planner.flops import token_flops
 from phalanx.planner.software import SPEEDS
 from phalanx.planner.stack_memory import largest_memory
 
+from .fields import Row
 from .fit import Array, Fitted, Linear, cross_validated, folds_by_family, folds_by_source, log_errors
-from .rows import Row
 from .truth import Measured, memory_rows, scored
 
 GIB = 2**30

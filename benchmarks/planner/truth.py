@@ -11,7 +11,8 @@ from typing import Any
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.time import Configuration
 
-from .rows import Read, Row, read_row
+from .fields import Row
+from .rows import Read, read_row
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,8 @@ class Software:
     pipeline parallelism runs beside computation. gradient_bytes: of one gradient on the wire and accumulated.
     extra_gradient_bytes: of a second copy in training with bf16. buffers_gib: fixed buffers of its own.
     window_kernels: fused attention knows windows (and the sinks that come with them). graphs: the host is not seen in
-    layers of experts, as launches are recorded once and replayed, or experts take a fixed number of tokens.
+    layers of experts, as launches are recorded once and replayed, or experts take a fixed number of tokens. fused_loss:
+    one kernel from logits of 2 bytes to the loss, so that neither they nor their gradient ever stand in fp32.
     """
 
     stack: str
@@ -40,6 +41,7 @@ class Software:
     buffers_gib: float = 0.0
     window_kernels: bool = True
     graphs: bool = False
+    fused_loss: bool = False
 
     def held_gradient_bytes(self, run: RunShape) -> float:
         """Bytes of an accumulated gradient: 2 where fp16 training sums in it, else as on the wire."""
@@ -67,7 +69,8 @@ _STACKS: tuple[tuple[str, int, Mapping[str, object]], ...] = (
     ("megatron-bridge", 2026, {**_OVERLAPS, "gradient_bytes": 2, "window_kernels": False, "graphs": True}),
     ("megascale", 2023, _OVERLAPS),
     ("maxtext", 2023, {"overlaps_data": True}),
-    ("llm-foundry", 2022, {"attention": "older", "fused": False, "overlaps_data": True}),
+    # fused_loss: loss_fn: fused_crossentropy, its models' default.
+    ("llm-foundry", 2022, {"attention": "older", "fused": False, "overlaps_data": True, "fused_loss": True}),
     ("torchtitan", 2023, {"attention": "older", "fused": False, "overlaps_data": True}),
     ("phalanx", 2025, {"attention": "older", "fused": False, "overlaps_data": True}),
 )

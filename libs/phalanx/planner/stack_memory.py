@@ -117,9 +117,10 @@ def _activations(model: ModelShape, layout: Layout, run: RunShape, used: Softwar
 
 
 def _head_bytes(model: ModelShape, layout: Layout, run: RunShape, used: Software) -> float:
-    """Logits of 2 bytes, in fp32 and their gradient; fused losses hold less."""
+    """Logits of 2 bytes, in fp32 and their gradient; fused losses hold less: only logits and gradient of 2 bytes."""
     tokens = run.seq_len * run.local_batch_size / layout.cp
-    return tokens * model.vocab_size / layout.tp * (6 if used.fused and used.year >= 2024 else 10)
+    compiled = 6 if used.fused and used.year >= 2024 else 10
+    return tokens * model.vocab_size / layout.tp * (4 if used.fused_loss else compiled)
 
 
 def largest_memory(model: ModelShape, layout: Layout, run: RunShape, used: Software) -> StackMemory:

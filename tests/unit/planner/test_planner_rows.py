@@ -130,6 +130,55 @@ def test_row_that_cannot_be_answered_says_why_and_is_not_skipped():
     assert [first["id"], second["id"], third["id"]] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(
+    ("part", "changes"),
+    [
+        ("model", {"layers": -1}),
+        ("model", {"hidden": 1e30}),
+        ("model", {"vocab": 10**400}),
+        ("model", {"params": math.inf}),
+        ("cluster", {"count": 3.5}),
+        ("cluster", {"power_limit_w": math.nan}),
+        ("parallel", {"tp": -8}),
+        ("parallel", {"global_batch": 1e12}),
+        ("software", {"year": -2024}),
+        ("model", {"kv_heads": 64}),
+        ("model", {"dense_layers": 33, "experts": 8, "topk": 2, "moe_ffn": 1024}),
+        ("model", {"topk": 9, "experts": 8, "moe_ffn": 1024}),
+    ],
+)
+def test_figure_that_cannot_be_is_told_with_its_name(part, changes):
+    (answer,) = predict([row(**{part: changes})])
+    assert set(answer) == {"id", "error"} and f"{part}.{next(iter(changes))} is" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("model", []),
+        ("cluster", 8),
+        ("parallel", "tp 8"),
+        ("software", True),
+        ("model", {"layers": "many"}),
+        ("model", {"sliding_window": "1e9"}),
+        ("cluster", {"gpu": 100}),
+        ("cluster", {"per_node": 0}),
+        ("parallel", {"dp": None, "micro_batch": 0}),
+        ("software", {"stack": 7, "year": "2024"}),
+    ],
+)
+def test_field_of_another_type_counts_as_left_out_and_the_row_is_answered(part, value):
+    (answer,) = predict([row(**{part: value})])
+    assert answer["step_time_s"] > 0 and answer["memory_gb"] > 0 and len(answer["assumptions"]) >= 1
+
+
+def test_what_is_taken_to_be_computed_again_or_to_lie_on_the_host_does_not_fill_the_gpu():
+    given = {"dp": 32, "micro_batch": 4, "global_batch": 128}
+    (stated,) = predict([row(parallel={**given, "recompute": "none"})])
+    (open_,) = predict([row(parallel={**given, "recompute": None})])
+    assert not stated["fits"] and open_["fits"] and open_["memory_gb"] < stated["memory_gb"]
+
+
 def test_predict_command_answers_every_row_of_a_file(tmp_path):
     rows, out = tmp_path / "rows.json", tmp_path / "out.json"
     rows.write_text(json.dumps({"rows": [row("one"), row("two", cluster={"gpu": "none"})]}))
