@@ -128,7 +128,8 @@ def test_prepare_and_import_of_an_empty_input_do_not_take_the_current_folder(tmp
     told = () if command == "prepare" else ("--tokenizer-digest", f"sha256:{'ab' * 32}")
     code, output, errors = phalanx("data", command, "", "--out", f"file://{tmp_path}/out", *options, *told)
     assert code == 2 and not output and not (tmp_path / "out").exists()
-    assert errors.startswith("phalanx: INPUT is '': expected a file,") and errors.count("\n") == 1
+    assert errors.startswith("phalanx: Invalid value for 'INPUT...': '' names nothing: expected a file, a folder,")
+    assert errors.count("\n") == 1
 
 
 @pytest.mark.parametrize(
