@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from phalanx.checkpoint.importing.source import Source, SourceBox, SourceTensor, checked, read_bytes, unusable
@@ -104,19 +104,23 @@ def _header(store: ObjectStore, file: str, num_bytes: int) -> tuple[Mapping[str,
 
 def _tensors(
     where: str, file: str, table: Mapping[str, Any], data_start: int, num_bytes: int
-) -> Iterator[SourceTensor]:
+) -> Sequence[SourceTensor]:
+    """The tensors of a file. Raises PhalanxError where their bytes don't tile its data: the format allows no gaps."""
     offsets = _saved_offsets(where, table)
+    tensors: list[SourceTensor] = []
+    spans: list[tuple[int, int, str]] = []
     for name, row in table.items():
         if name == "__metadata__":
             continue
+        named = f"tensor {name} of {where}"
         try:
-            code, shape, (start, stop) = row["dtype"], tuple(map(int, row["shape"])), map(int, row["data_offsets"])
-            offset = tuple(map(int, offsets.get(name, [0] * len(shape))))
+            code, shape, (start, stop) = row["dtype"], _numbers(row["shape"]), _numbers(row["data_offsets"])
+            offset = _numbers(offsets.get(name, [0] * len(shape)))
         except (KeyError, TypeError, ValueError) as error:
-            raise unusable(f"tensor {name} of {where}", str(row), "dtype, shape and data_offsets") from error
-        if code not in _BY_CODE:
+            raise unusable(named, str(row), "dtype, shape and data_offsets") from error
+        if not isinstance(code, str) or code not in _BY_CODE:
             raise PhalanxError(
-                f"tensor {name} of {where}",
+                named,
                 value=code,
                 expected=f"one of the types {', '.join(_BY_CODE)}",
                 remedy="save it as BF16 or F32 first: quantised weights can't be trained on",
@@ -124,9 +128,30 @@ def _tensors(
         dtype = _BY_CODE[code]
         fits = start >= 0 and stop <= num_bytes - data_start and min((*shape, *offset), default=0) >= 0
         if not fits or len(offset) != len(shape) or stop - start != math.prod(shape) * DTYPES[dtype].itemsize:
-            raise unusable(f"tensor {name} of {where}", str(row), "bytes that fit its shape, inside the file")
+            raise unusable(named, str(row), "bytes that fit its shape, inside the file")
         box = SourceBox(Box(offset, shape), file, data_start + start)
-        yield SourceTensor(name, dtype, shape, (box,))
+        tensors.append(SourceTensor(name, dtype, shape, (box,)))
+        spans.append((start, stop, name))
+    _require_tiled(where, spans, num_bytes - data_start)
+    return tensors
+
+
+def _numbers(value: object) -> tuple[int, ...]:
+    """A list of whole numbers; ValueError for anything else."""
+    if not isinstance(value, list) or any(type(each) is not int for each in value):
+        raise ValueError(value)
+    return tuple(value)
+
+
+def _require_tiled(where: str, spans: Iterable[tuple[int, int, str]], data_bytes: int) -> None:
+    """Each span [start, stop) of a tensor begins where the one before it ends, and the last ends with the data."""
+    end = 0
+    for start, stop, name in (*sorted(spans), (data_bytes, data_bytes, "")):
+        if start != end:
+            at = f"{name} begins at byte {start}" if name else f"it has {start} bytes"
+            found = f"{at}, the tensors before end at byte {end}"
+            raise unusable(where, found, "tensors that lie one behind the other without gaps")
+        end = stop
 
 
 def _saved_offsets(where: str, table: Mapping[str, Any]) -> Mapping[str, Any]:
