@@ -22,8 +22,8 @@ def given(text: str) -> str:
     parts = [] if "://" in text else text.split("/")
     if len(os.fsencode(text)) > _MOST_BYTES or any(len(os.fsencode(part)) > _MOST_OF_A_NAME for part in parts):
         raise typer.BadParameter(
-            f"{text[:40]!r}... ({len(text):,} characters) is too long: expected names of up to {_MOST_OF_A_NAME} bytes, "
-            f"{_MOST_BYTES} in all"
+            f"{text[:40]!r}... ({len(text):,} characters) is too long: expected names of up to {_MOST_OF_A_NAME} "
+            f"bytes, {_MOST_BYTES} in all"
         )
     return text
 
