@@ -59,6 +59,14 @@ def test_prune_by_hand_explains_and_then_removes(root):
     }
 
 
+@pytest.mark.parametrize("grace", ["-1", "nan", "inf", "1e300"])
+def test_prune_by_hand_refuses_a_grace_that_no_one_waits(root, grace):
+    store = a_job(root, keep_latest_k=1)
+    before = sorted(info.key for info in store.list())
+    assert CliRunner().invoke(app, ["checkpoint", "prune", store.url, "--grace", grace]).exit_code == 2
+    assert sorted(info.key for info in store.list()) == before
+
+
 def test_prune_by_hand_keeps_all_live_ones_where_the_job_sets_no_limit(root):
     store = a_job(root)
     assert run(store.url, "--grace", "0")["removals"] == []

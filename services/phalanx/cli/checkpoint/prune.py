@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -18,6 +18,8 @@ from phalanx.cli.places import given
 
 if TYPE_CHECKING:
     from phalanx.checkpoint.collection import Report
+
+_LONGEST_GRACE_S: Final = 30 * 86_400
 
 
 def register(group: typer.Typer) -> None:
@@ -38,7 +40,9 @@ def prune_checkpoints(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Remove nothing; say what would go, and why.")] = False,
     grace: Annotated[
         float,
-        typer.Option(min=0, help="Seconds between two looks at storage; what neither finds needed goes."),
+        typer.Option(
+            min=0, max=_LONGEST_GRACE_S, help="Seconds between two looks at storage; what neither finds needed goes."
+        ),
     ] = 60.0,
     keep_latest: Annotated[
         int | None, typer.Option(min=0, help="Instead of checkpoint.keep_latest_k; 0 keeps all live ones.")
