@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,8 @@ from torch.nn.parameter import is_lazy
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.snapshot.dcp.values import Values, encode
 from phalanx.snapshot.dtypes import DTYPES
+
+_METADATA: Final = "__metadata__"
 
 
 def require_dict(state_dict: object) -> None:
@@ -104,6 +106,23 @@ def tensor_problem(name: str, value: torch.Tensor, *, may_be_meta: bool = False)
     return None
 
 
+def name_problem(name: str) -> PhalanxError | None:
+    """Why no checkpoint can hold a tensor of this name; None where it can."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        is_text = False
+    else:
+        is_text = name not in ("", _METADATA)
+    if is_text:
+        return None
+    return PhalanxError(
+        f"the name {name!r} of a tensor",
+        expected=f"a text of Unicode characters, neither empty nor {_METADATA}, which safetensors keeps for itself",
+        remedy="rename the key",
+    )
+
+
 def _leaves(state_dict: Mapping[str, Any]) -> tuple[dict[str, object], list[PhalanxError]]:
     """What torch takes for one tensor or value each, by the name that it gives; and names that it would give twice."""
     leaves: dict[str, object] = {}
@@ -127,6 +146,7 @@ def _leaves(state_dict: Mapping[str, Any]) -> tuple[dict[str, object], list[Phal
 
 
 def _of_tensor(name: str, value: torch.Tensor) -> Iterator[PhalanxError]:
+    yield from _one(name_problem(name))
     problem = tensor_problem(name, value)
     if problem is not None:
         yield problem

@@ -44,12 +44,14 @@ class CheckedPlanner(DefaultLoadPlanner):
     def __init__(self, partial: Collection[str]) -> None:
         super().__init__(allow_partial_load=True)
         self._partial = frozenset(partial)
+        self._tops: tuple[str, ...] = ()
 
     def set_up_planner(
         self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
     ) -> None:
         """Raises Problems that name every tensor that nothing can be read into, and names that stand for two values."""
         require_fillable(state_dict)
+        self._tops = tuple(sorted(map(str, state_dict)))  # those too that have nothing below them
         super().set_up_planner(state_dict, metadata, is_coordinator)
 
     def create_local_plan(self) -> LoadPlan:
@@ -65,8 +67,7 @@ class CheckedPlanner(DefaultLoadPlanner):
         if problems:
             raise Problems("state dict", problems)
         plan = super().create_local_plan()
-        tops = {str(path[0]) for path in self.mappings.values()}
-        plan.planner_data = _Asked(tuple(self.state_dict), tuple(sorted(tops)))
+        plan.planner_data = _Asked(tuple(self.state_dict), self._tops)
         return plan
 
     def create_global_plan(self, global_plan: list[LoadPlan]) -> list[LoadPlan]:

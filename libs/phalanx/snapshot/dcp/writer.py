@@ -28,7 +28,7 @@ from phalanx.lineage import CheckpointRef, LoaderState, Manifest, ObjectRef, jou
 from phalanx.objects import StorageSettings
 from phalanx.snapshot.arguments import step_of
 from phalanx.snapshot.commit import commit
-from phalanx.snapshot.dcp.given import refused_layout, refused_type, tensor_problem
+from phalanx.snapshot.dcp.given import name_problem, refused_layout, refused_type, tensor_problem
 from phalanx.snapshot.dcp.line import Hold
 from phalanx.snapshot.dcp.session import IDENTITY_DIGEST, session_at
 from phalanx.snapshot.dcp.steps import step_named
@@ -148,10 +148,13 @@ class PhalanxWriter(StorageWriter, AsyncStager):
         self._session.line.wait_for_those_before(running.turn, 2 * self._deadline_s)
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """The plan as it is. Raises Problems that name every tensor of a type or layout that no checkpoint can hold."""
+        """The plan as it is. Raises Problems that name every tensor of a name, type or layout that no checkpoint can
+        hold.
+        """
         tensors = [(item.index.fqn, item.tensor_data.properties) for item in plan.items if item.tensor_data]
         problems = [refused_type(name, found.dtype) for name, found in tensors if _name(found.dtype) not in DTYPES]
         problems += [refused_layout(name, found.layout) for name, found in tensors if found.layout != torch.strided]
+        problems += [problem for name in dict(tensors) if (problem := name_problem(name)) is not None]
         if problems:
             raise Problems("state dict", problems)
         return plan

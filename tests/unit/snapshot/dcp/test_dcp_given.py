@@ -137,6 +137,31 @@ def test_two_values_of_one_name_are_refused_by_it(tmp_path: Path) -> None:
     assert "['v', 'a.b'] and ['v', 'a', 'b']" in str(saved.value)
 
 
+@pytest.mark.parametrize("name", ["", "__metadata__", "\ud800"])
+def test_name_that_no_tensor_can_have_is_refused_before_anything_is_written(tmp_path: Path, name: str) -> None:
+    url, state = url_of(tmp_path), {name: torch.ones(2)}
+    with pytest.raises(Problems) as saved:
+        save(state, url, step=1)
+    with pytest.raises(Problems) as saved_in_background:
+        async_save(state, url, step=1).result(60)
+    with pytest.raises(dcp.CheckpointException) as saved_by_torch:
+        dcp.save(state, storage_writer=PhalanxWriter(url, 1))
+    ((by_torch, _),) = saved_by_torch.value.failures.values()
+    for error in (saved.value, saved_in_background.value, by_torch):
+        assert f"the name {name!r} of a tensor: expected a text" in str(error)
+    assert not list(tmp_path.rglob("*.json")) and not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("empty", [{}, {"layers": {}}], ids=["dict", "nested"])
+def test_key_with_nothing_below_it_has_no_place_for_what_the_checkpoint_has_there(tmp_path: Path, empty: Any) -> None:
+    url = url_of(tmp_path)
+    save({"model": {"layers": {"w": torch.ones(2)}}, "epoch": 3}, url, step=1)
+    with pytest.raises(Problems, match="expected a place for it in the state dict") as caught:
+        load({"model": empty}, url)
+    assert names_in(caught.value) == ["model.layers.w"]
+    load({"model": empty}, url, partial=["model.layers.w"])
+
+
 def test_state_that_holds_itself_is_refused(tmp_path: Path) -> None:
     state: dict[str, Any] = {}
     state["v"] = state
