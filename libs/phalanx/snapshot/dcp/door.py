@@ -50,8 +50,8 @@ def save(
         return PhalanxWriter(url, step_of(step), settings=settings, deadline_s=deadline_s)
 
     group = own_group("save", process_group, deadline_s)
+    flight.finish(group)  # until then a background save speaks on this group
     writer = agreed(made, group)
-    flight.finish(group)
     with told_plainly():
         state_dict_saver.save(state_dict, storage_writer=writer, planner=CheckedSavePlanner(), process_group=group)
     assert writer.ref is not None, "it was written"
@@ -77,8 +77,8 @@ def async_save(
         return _HelpersWriter(url, step_of(step), settings=settings, deadline_s=deadline_s)
 
     group = own_group("save", process_group, deadline_s)
+    flight.finish(group)  # until then a background save speaks on this group
     writer = agreed(made, group)
-    flight.finish(group)
     future = state_dict_saver.async_save(
         state_dict, storage_writer=writer, planner=CheckedSavePlanner(), process_group=group
     )
