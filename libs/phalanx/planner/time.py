@@ -91,14 +91,14 @@ def check_configuration(config: Configuration) -> None:
         )
     if layout.pp * run.stages_per_rank > model.n_layers + 2:
         raise PhalanxError(
-            "parallel.pipeline_parallel_degree",
+            "parallel.pp",
             value=f"{layout.pp} x {run.stages_per_rank} stages",
             expected=f"at most one stage for each of {model.n_layers} layers",
             remedy="lower it",
         )
     if model.n_heads % layout.tp:
         raise PhalanxError(
-            "parallel.tensor_parallel_degree",
+            "parallel.tp",
             value=layout.tp,
             expected=f"a divisor of {model.n_heads} heads",
             remedy="lower it",

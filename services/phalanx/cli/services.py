@@ -101,12 +101,8 @@ def up(
     from phalanx.home.make import HomeSettings, check_settings, with_slots
     from phalanx.objects import StorageSettings
 
-    if detach and init_only:
-        raise PhalanxError(
-            "--detach", expected="no --init-only beside it, which starts nothing", remedy="leave one of them out"
-        )
+    _refuse_both(detach, init_only)
     place = home_of(home)
-
     settings = HomeSettings(
         storage=absolute_url(storage or ""),
         storage_settings=StorageSettings(endpoint=storage_endpoint, region=storage_region or None),
@@ -130,6 +126,13 @@ def up(
             print_json(facts) if as_json else print_facts(facts, "home")
             return 0
         return _up(place, settings, with_agent=not no_agent, agent_grace_s=agent_grace, as_json=as_json)
+
+
+def _refuse_both(detach: bool, init_only: bool) -> None:
+    if detach and init_only:
+        raise PhalanxError(
+            "--detach", expected="no --init-only beside it, which starts nothing", remedy="leave one of them out"
+        )
 
 
 def _make(home: Home, settings: HomeSettings) -> None:
