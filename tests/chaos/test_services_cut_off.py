@@ -173,4 +173,4 @@ def alive(pids: tuple[int, ...]) -> tuple[int, ...]:
         except OSError:
             return False
 
-    return tuple(pid for pid in pids if lives(pid) and os.getpgid(pid))
+    return tuple(pid for pid in pids if lives(pid))

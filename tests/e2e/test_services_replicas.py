@@ -75,13 +75,14 @@ def assert_restored_from_memory(other: ExtraAgent, field: str) -> None:
 def assert_no_memory_left(*pids: int) -> None:
     """Agents hold no memory of jobs any more."""
 
-    def held() -> list[str]:
-        return [
-            link
-            for pid in pids
-            for each in Path(f"/proc/{pid}/fd").iterdir()
-            if (link := str(each.readlink())).startswith("/memfd:phalanx")
-        ]
+    def is_memory(file: Path) -> bool:
+        try:
+            return str(file.readlink()).startswith("/memfd:phalanx")
+        except FileNotFoundError:  # closed since the folder was listed
+            return False
+
+    def held() -> list[Path]:
+        return [file for pid in pids for file in Path(f"/proc/{pid}/fd").iterdir() if is_memory(file)]
 
     wait_until(lambda: not held(), DEADLINE_S, "memory of the job is left")
 
