@@ -9,11 +9,11 @@ PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
 export OMP_NUM_THREADS := 1
 
-.PHONY: help setup setup-test demo test test-all lint types imports proto api api-baseline unit service browser distributed infra e2e readme wheel-test clean
+.PHONY: help setup setup-test demo test test-all lint types imports proto api api-baseline unit service browser distributed infra e2e chaos readme wheel-test clean
 
 help:
 	@echo "make demo      prepare a corpus, start the services, train on 8 ranks, kill a rank and each service, change the layout, prove it, export (about 3 minutes)"
-	@echo "make test      linters, strict types, import rules, contracts, unit, service, browser, distributed and end-to-end tests (about 55 minutes on 2 cores, 40 with --jobs=2)"
+	@echo "make test      linters, strict types, import rules, contracts, unit, service, browser, distributed and end-to-end tests (on 2 cores about 100 minutes, 50 with --jobs=3)"
 	@echo "make test-all  the same with the long tables and storms"
 	@echo "make clean     remove .venv, .venv-ministack, .venv-peers, caches and ./runs"
 
@@ -42,8 +42,8 @@ $(PEERS_STAMP): tests/peers-requirements.txt | $(STAMP)
 demo: setup
 	@$(BIN)/phalanx demo $(ARGS)
 
-# Two of them at once: make --jobs=2 --output-sync=target test
-test: lint types imports proto unit e2e service browser distributed readme
+# Several of them at once: make --jobs=3 --output-sync=target test; the longest come first.
+test: lint types imports proto e2e service unit chaos distributed readme browser
 
 test-all: lint types imports proto setup-test
 	$(BIN)/pytest tests -m "long or not long" $(ARGS)
@@ -89,7 +89,11 @@ distributed: setup-test
 	$(BIN)/pytest tests/distributed -m "not long" -q $(ARGS)
 
 e2e: setup-test
-	$(BIN)/pytest tests/e2e tests/chaos -m "not long" -q $(ARGS)
+	$(BIN)/pytest tests/e2e -m "not long" -q $(ARGS)
+
+# Whole runs, with kills of ranks, services and agents at random moments, and cut networks.
+chaos: setup-test
+	$(BIN)/pytest tests/chaos -m "not long" -q $(ARGS)
 
 readme: setup-test
 	$(BIN)/pytest tests/readme -q $(ARGS)
