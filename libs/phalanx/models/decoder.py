@@ -10,69 +10,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs
+from phalanx.models.attention import Attend, Attention, WholeWindows
+from phalanx.models.kernels import kernel_named
+from phalanx.models.norm import RMSNorm
 from phalanx.models.protocol import Initial, Style, split_evenly
-from phalanx.models.rotary import rotary_table, rotate
+from phalanx.models.rotary import rotary_table
 
 INITIAL_STD = 0.02
-
-
-class RMSNorm(nn.Module):
-    """Root mean square normalisation, computed in fp32 (arXiv 1910.07467)."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x [..., D] normalised over D, in x's type."""
-        wide = x.float()
-        normal = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        return normal.to(x.dtype) * self.weight
-
-
-def attention_mask(document_ids: Tensor) -> Tensor:
-    """Bool [B, 1, S, S], true where query (row) may see key (column): not later, and of the same document."""
-    length = document_ids.shape[1]
-    causal = torch.ones(length, length, dtype=torch.bool, device=document_ids.device).tril()
-    return (causal & (document_ids[:, :, None] == document_ids[:, None, :]))[:, None]
-
-
-class Attention(nn.Module):
-    """Grouped-query self-attention (arXiv 2305.13245). With `qk_norm` every head of the queries and keys is normalised
-    before its rotation, by one weight for all heads (Qwen3, arXiv 2505.09388, section 2).
-    """
-
-    def __init__(self, args: DecoderArgs) -> None:
-        super().__init__()
-        self.head_dim = args.head_dim
-        self.wq = nn.Linear(args.dim, args.n_heads * args.head_dim, bias=args.qkv_bias)
-        self.wk = nn.Linear(args.dim, args.n_kv_heads * args.head_dim, bias=args.qkv_bias)
-        self.wv = nn.Linear(args.dim, args.n_kv_heads * args.head_dim, bias=args.qkv_bias)
-        self.wo = nn.Linear(args.n_heads * args.head_dim, args.dim, bias=False)
-        self.q_norm = RMSNorm(args.head_dim, args.norm_eps) if args.qk_norm else None
-        self.k_norm = RMSNorm(args.head_dim, args.norm_eps) if args.qk_norm else None
-
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
-        """x [B, S, D] whole in the sequence; heads as many as the weights hold."""
-        query, key, value = (self._heads(weight(x)) for weight in (self.wq, self.wk, self.wv))
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = rotate(query, cosines, sines), rotate(key, cosines, sines)
-        if (num_queries_per_key := query.shape[1] // key.shape[1]) > 1:
-            key, value = (t.repeat_interleave(num_queries_per_key, dim=1) for t in (key, value))
-        y = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
-        return self.wo(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
 
 
 class FeedForward(nn.Module):
@@ -92,14 +43,14 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """One decoder layer: attention and feed-forward, each on a normalised residual stream."""
 
-    def __init__(self, args: DecoderArgs) -> None:
+    def __init__(self, args: DecoderArgs, attend: Attend) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(args.dim, args.norm_eps)
-        self.attention = Attention(args)
+        self.attention = Attention(args, attend)
         self.ffn_norm = RMSNorm(args.dim, args.norm_eps)
         self.feed_forward = FeedForward(args)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Any) -> Tensor:
         """x [B, S, D], or its sequence shard [B, S / tp, D]."""
         x = x + self.attention(self.attention_norm(x), cosines, sines, mask)
         return x + self.feed_forward(self.ffn_norm(x))  # type: ignore[no-any-return]
@@ -108,11 +59,12 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """The whole decoder, or (from `split_stages`) some consecutive layers of it with or without the two ends."""
 
-    def __init__(self, args: DecoderArgs) -> None:
+    def __init__(self, args: DecoderArgs, attn_backend: str = "sdpa") -> None:
         super().__init__()
         self.args = args
+        self.attend: Attend = WholeWindows(kernel_named(attn_backend))
         self.tok_embeddings: nn.Embedding | None = nn.Embedding(args.vocab_size, args.dim)
-        self.layers = nn.ModuleDict({str(layer): Block(args) for layer in range(args.n_layers)})
+        self.layers = nn.ModuleDict({str(layer): Block(args, self.attend) for layer in range(args.n_layers)})
         self.norm: RMSNorm | None = RMSNorm(args.dim, args.norm_eps)
         self.output: nn.Linear | None = nn.Linear(args.dim, args.vocab_size, bias=False)
         if args.tie_embeddings:
@@ -124,7 +76,7 @@ class Decoder(nn.Module):
         """
         hidden = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
         cosines, sines = rotary_table(position_ids, self.args)
-        mask = None if document_ids is None else attention_mask(document_ids)
+        mask = self.attend.mask(position_ids, document_ids)
         for layer in self.layers.values():
             hidden = layer(hidden, cosines, sines, mask)
         if self.norm is None or self.output is None:
@@ -174,7 +126,7 @@ class Decoder(nn.Module):
     def _stage(self, layers: range) -> Decoder:
         stage = Decoder.__new__(Decoder)
         nn.Module.__init__(stage)
-        stage.args = self.args
+        stage.args, stage.attend = self.args, self.attend
         stage.tok_embeddings = self.tok_embeddings if layers.start == 0 else None
         stage.layers = nn.ModuleDict({str(layer): self.layers[str(layer)] for layer in layers})
         is_last = layers.stop == self.args.n_layers

@@ -44,7 +44,7 @@ def build(job: Job) -> nn.Module:
         return _built(user_class(job.model.class_), job.model.args)
     args = job.model.args
     refuse_unbuilt_model(args)
-    return Decoder(DecoderArgs.of(args))
+    return Decoder(DecoderArgs.of(args), job.model.attn_backend)
 
 
 def _built(kind: type[nn.Module], args: Mapping[str, Any]) -> nn.Module:

@@ -55,7 +55,7 @@ def run_shape(job: Job) -> RunShape:
         schedule=job.parallel.schedule,
         stages_per_rank=job.parallel.stages_per_rank,
         recompute=job.activation_checkpoint.mode == "full",
-        document_mask=job.data.document_mask,
+        document_mask=job.data.document_mask and job.model.attn_backend == "sdpa",
         param_bytes=_BYTES[job.training.mixed_precision_param],
         reduce_bytes=_BYTES[job.training.mixed_precision_reduce],
     )

@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from phalanx.spec.attention_checks import kernel_findings
 from phalanx.spec.data_checks import data_findings
 from phalanx.spec.finding import Finding
 from phalanx.spec.keys import LARGEST_INTEGER, bound_text
@@ -36,6 +37,7 @@ def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
         findings += _divisions(job.model.args, job.training.seq_len, job.parallel, layout)
     findings += _windows(job, layout)
     findings += _pipeline(job, layout)
+    findings += kernel_findings(job)
     return findings
 
 

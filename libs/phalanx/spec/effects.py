@@ -108,6 +108,8 @@ def _mixture_rules(job: Job) -> Iterator[Rule]:
 def _own_rules(job: Job) -> Iterator[Rule]:
     """Keys of the user's own code, and those that it replaces."""
     optimizer = job.optimizer
+    own = job.model.class_ is not None
+    yield own and "attn_backend" in job.model.model_fields_set, "model.attn_backend", "model.class attends by itself"
     yield job.loss.fn is None and bool(job.loss.args), "loss.args", "loss.fn is not set"
     yield optimizer.class_ is None and bool(optimizer.args), "optimizer.args", "optimizer.class is not set"
     for name in ("name", "beta1", "beta2", "eps", "implementation"):

@@ -207,6 +207,6 @@ NO_EQUIVALENT: Mapping[str, str] = MappingProxyType(
         "dataloader_num_workers": "remove it; ranks read the shards themselves",
         "split": "remove it; splits are made when the data is prepared",
         "swiglu": "remove it; the feed-forward is always SwiGLU",
-        "use_flash_attn": "remove it; the kernel is chosen by the device and the mask",
+        "use_flash_attn": "remove it; model.attn_backend names the kernel",
     }
 )

@@ -144,6 +144,13 @@ class Model(Section):
         pattern=OWN_PATTERN,
         shapes=True,
     )
+    attn_backend: Literal["sdpa", "flex", "varlen"] = key(
+        Mark.FREE,
+        "What computes attention, with the same numbers up to rounding: `sdpa` needs a dense mask where documents are "
+        "kept apart, `flex` skips its empty blocks (GPUs only), `varlen` takes each document "
+        "as a sequence of its own.",
+        "sdpa",
+    )
     args: Annotated[ModelArgs | dict[str, Any], GetPydanticSchema(lambda _source, handler: handler(ModelArgs))]
 
     @model_validator(mode="before")

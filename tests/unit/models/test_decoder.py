@@ -37,7 +37,10 @@ def test_logits_when_a_later_token_changes_stay_the_same_before_it(decoder: Deco
     assert not torch.equal(before[:, 10:], after[:, 10:])
 
 
-def test_logits_of_a_document_equal_those_of_the_document_alone(decoder: Decoder) -> None:
+@pytest.mark.parametrize("attn_backend", ["sdpa", "varlen"])
+def test_logits_of_a_document_equal_those_of_the_document_alone(attn_backend: str) -> None:
+    torch.manual_seed(0)
+    decoder = Decoder(ARGS, attn_backend)
     tokens, positions, documents = _inputs()
     documents, positions = documents.clone(), positions.clone()
     documents[:, 6:], positions[:, 6:] = 1, torch.arange(LENGTH - 6)

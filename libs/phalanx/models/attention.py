@@ -1,0 +1,67 @@
+"""Grouped-query self-attention by one of several kernels, on whole windows or (context parallelism) on a rank's part of
+each.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from phalanx.models.args import DecoderArgs
+from phalanx.models.kernels import Kernel, Window
+from phalanx.models.norm import RMSNorm
+from phalanx.models.rotary import rotate
+
+
+class Attend(Protocol):
+    """How the heads that a rank computed become its attention."""
+
+    def mask(self, position_ids: Tensor, document_ids: Tensor | None) -> Any:
+        """What `__call__` needs to know of a batch: position_ids [B, S] of this rank, document_ids of whole windows."""
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+        """As `Kernel`, of what this rank holds of the windows."""
+
+
+class WholeWindows:
+    """Attention of ranks that hold whole windows."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel = kernel
+
+    def mask(self, position_ids: Tensor, document_ids: Tensor | None) -> Any:
+        """See `Attend`."""
+        return self.kernel.mask(Window(position_ids.shape[0], position_ids.shape[1], position_ids.device, document_ids))
+
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+        """See `Attend`."""
+        return self.kernel(query, key, value, mask)
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention (arXiv 2305.13245). With `qk_norm` every head of the queries and keys is normalised
+    before its rotation, by one weight for all heads (Qwen3, arXiv 2505.09388, section 2).
+    """
+
+    def __init__(self, args: DecoderArgs, attend: Attend) -> None:
+        super().__init__()
+        self.head_dim, self.attend = args.head_dim, attend
+        self.wq = nn.Linear(args.dim, args.n_heads * args.head_dim, bias=args.qkv_bias)
+        self.wk = nn.Linear(args.dim, args.n_kv_heads * args.head_dim, bias=args.qkv_bias)
+        self.wv = nn.Linear(args.dim, args.n_kv_heads * args.head_dim, bias=args.qkv_bias)
+        self.wo = nn.Linear(args.n_heads * args.head_dim, args.dim, bias=False)
+        self.q_norm = RMSNorm(args.head_dim, args.norm_eps) if args.qk_norm else None
+        self.k_norm = RMSNorm(args.head_dim, args.norm_eps) if args.qk_norm else None
+
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Any) -> Tensor:
+        """x [B, S, D]; heads as many as the weights hold. mask: from `attend`."""
+        query, key, value = (self._heads(weight(x)) for weight in (self.wq, self.wk, self.wv))
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = rotate(query, cosines, sines), rotate(key, cosines, sines)
+        y = self.attend(query, key, value, mask)
+        return self.wo(y.transpose(1, 2).flatten(2))  # type: ignore[no-any-return]
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], -1, self.head_dim).transpose(1, 2)
