@@ -20,7 +20,7 @@ from phalanx.models.args import DecoderArgs
 from phalanx.models.attention import Attend, Attention, WholeWindows
 from phalanx.models.kernels import kernel_named
 from phalanx.models.norm import RMSNorm
-from phalanx.models.protocol import Initial, Style, split_evenly
+from phalanx.models.protocol import Initial, KeyValueHeads, Style, split_evenly
 from phalanx.models.rotary import rotary_table
 
 INITIAL_STD = 0.02
@@ -94,8 +94,8 @@ class Decoder(nn.Module):
             "tok_embeddings": "vocab_embedding",
             "layers.*.attention_norm": "sequence_norm",
             "layers.*.attention.wq": "colwise",
-            "layers.*.attention.wk": "colwise",
-            "layers.*.attention.wv": "colwise",
+            "layers.*.attention.wk": KeyValueHeads(self.args.n_kv_heads),
+            "layers.*.attention.wv": KeyValueHeads(self.args.n_kv_heads),
             "layers.*.attention.wo": "rowwise",
             "layers.*.ffn_norm": "sequence_norm",
             "layers.*.feed_forward.w1": "colwise",

@@ -18,7 +18,17 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
-Style = Literal["colwise", "rowwise", "vocab_embedding", "vocab_head", "sequence_norm", "head_norm"]
+@dataclass(frozen=True, slots=True)
+class KeyValueHeads:
+    """Style of an nn.Linear that gives `num_heads` heads of keys or values: as colwise where tp divides their number. Where
+    tp is a multiple of it each rank holds the one head that its queries need, and tp / num_heads consecutive ranks the
+    same one; its gradients are summed over them.
+    """
+
+    num_heads: int
+
+
+Style = Literal["colwise", "rowwise", "vocab_embedding", "vocab_head", "sequence_norm", "head_norm"] | KeyValueHeads
 """How a module's weights are cut over the `tp` axis, and what it exchanges (Megatron-LM, arXiv 1909.08053 section 3;
 sequence parallelism, arXiv 2205.05198 section 4.2). Between blocks activations are [B, S / tp, D].
 

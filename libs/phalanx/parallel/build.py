@@ -90,12 +90,12 @@ def check_layout(model: nn.Module, sizes: Mapping[str, int], seq_len: int) -> No
         raise PhalanxError(
             "[training] seq_len", value=seq_len, expected=f"a multiple of tp ({sizes['tp']})", remedy="change either"
         )
-    if isinstance(model, Decoder) and model.args.n_kv_heads % sizes["tp"]:
+    if isinstance(model, Decoder) and model.args.n_heads % sizes["tp"]:
         raise PhalanxError(
             "[parallel] tp",
             value=sizes["tp"],
-            expected=f"a divisor of n_kv_heads ({model.args.n_kv_heads})",
-            remedy="change tp or [model.args] n_kv_heads",
+            expected=f"a divisor of n_heads ({model.args.n_heads})",
+            remedy="change tp or [model.args] n_heads",
         )
 
 

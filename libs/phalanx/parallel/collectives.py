@@ -93,3 +93,19 @@ def all_reduce_coalesced(tensors: list[Tensor], group: dist.ProcessGroup) -> Non
         dist.all_reduce(flat, group=group)
         for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
+
+
+def sum_parts(partial: list[Tensor], shared: list[tuple[Tensor, int]], group: dist.ProcessGroup) -> None:
+    """Sum in place, all by one all-reduce: each of `partial` over the group, each of `shared` (tensor, copies) over the
+    `copies` consecutive ranks that hold the same. All must have one type.
+
+    What is shared travels in a place of its own for each that there is, so that no group of fewer ranks is needed.
+    """
+    placed = []
+    for tensor, copies in shared:
+        places = tensor.new_zeros(group.size() // copies, *tensor.shape)
+        places[group.rank() // copies] = tensor
+        placed.append(places)
+    all_reduce_coalesced([*partial, *placed], group)
+    for (tensor, copies), places in zip(shared, placed, strict=True):
+        tensor.copy_(places[group.rank() // copies])

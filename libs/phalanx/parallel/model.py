@@ -15,7 +15,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.core.philox import key_of
 from phalanx.models.protocol import HasInitialWeights, HasParallelPlan, HasStages, Initial
 from phalanx.parallel.build import build_on_meta, check_layout, whole_buffers, whole_weights
-from phalanx.parallel.collectives import all_reduce_coalesced
+from phalanx.parallel.collectives import sum_parts
 from phalanx.parallel.initialise import fill
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.own import loss_of, metrics_of
@@ -79,6 +79,8 @@ class ParallelModel:
         self._held = [t for stage, own in zip(self.stages, slices, strict=True) for t in held_tensors(stage, own, mesh)]
         partial = frozenset[str]().union(*(own.partial for own in slices))
         self._is_partial = [tensor.name in partial for tensor in self._held]
+        copies = {name: count for own in slices for name, count in own.copies.items()}
+        self._copies = [copies.get(tensor.name, 1) for tensor in self._held]
         if initialise:
             self._initialise(job, initial)
         if next(model.buffers(), None) is not None:
@@ -211,9 +213,12 @@ class ParallelModel:
         """Complete what tp ranks hold in common but computed in parts, by one all-reduce; call once after
         `forward_backward`.
         """
-        if (group := self.mesh.tp_group) is not None:
-            gradients = zip(self.gradients(), self._is_partial, strict=True)
-            all_reduce_coalesced([g for g, is_partial in gradients if is_partial and g is not None], group)
+        if (group := self.mesh.tp_group) is None:
+            return
+        gradients = list(zip(self.gradients(), self._is_partial, self._copies, strict=True))
+        partial = [g for g, is_partial, _ in gradients if is_partial and g is not None]
+        shared = [(g, copies) for g, _, copies in gradients if copies > 1 and g is not None]
+        sum_parts(partial, shared, group)
 
     def gradient_square_sum(self) -> Tensor:
         """This rank's part of the squared gradient norm, fp32 0-dim; the parts of all ranks sum up to it."""

@@ -104,6 +104,7 @@ def _held(name: str, parameter: nn.Parameter, slices: TensorSlices, mesh: Mesh) 
     box = Box((tensor_box.offset[0] + start, *tensor_box.offset[1:]), (stop - start, *tensor_box.shape[1:]))
     assert tuple(local.shape) == box.shape or local.numel() == box.num_elements == 0, (name, local.shape, box)
     replica, num_replicas = mesh.coordinates["dp_replicate"], mesh.sizes["dp_replicate"]
-    if tensor_box.shape == global_shape:  # not cut over tp: each tp rank holds it
-        replica, num_replicas = replica * mesh.sizes["tp"] + mesh.coordinates["tp"], num_replicas * mesh.sizes["tp"]
+    # What is not cut over tp each tp rank holds, a head of keys or values those whose queries need it.
+    holders = mesh.sizes["tp"] if tensor_box.shape == global_shape else slices.copies.get(name, 1)
+    replica, num_replicas = replica * holders + mesh.coordinates["tp"] % holders, num_replicas * holders
     return HeldTensor(name, global_shape, box, local.detach().view(box.shape), replica, num_replicas)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from phalanx.core.box import Box, whole
 from phalanx.core.errors import PhalanxError
-from phalanx.models.protocol import HasParallelPlan, Style
+from phalanx.models.protocol import HasParallelPlan, KeyValueHeads, Style
 from phalanx.parallel.collectives import gather_sequence, scatter_sequence_sum
 from phalanx.parallel.precision import linear
 
@@ -55,12 +55,14 @@ class TensorSlices:
     """Where the parameters of one rank lie in the global model.
 
     shapes: global shape by name. boxes: the tp slice by name, before fully_shard. partial: held by every tp rank, with
-    gradients that are sums over the rank's part of the sequence or of the heads only.
+    gradients that are sums over the rank's part of the sequence or of the heads only. copies: of heads of keys and values,
+    how many consecutive tp ranks hold the same slice, where more than one do; their gradients are partial too.
     """
 
     shapes: dict[str, tuple[int, ...]]
     boxes: dict[str, Box] = field(default_factory=dict)
     partial: set[str] = field(default_factory=set)
+    copies: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: nn.Module) -> TensorSlices:
@@ -127,8 +129,8 @@ def _apply_style(
     group: dist.ProcessGroup,
     tied: dict[int, nn.Parameter],
 ) -> None:
-    def cut(parameter_name: str, dim: int) -> None:
-        _cut(module, name, parameter_name, dim, slices, group, tied)
+    def cut(parameter_name: str, dim: int, copies: int = 1) -> None:
+        _cut(module, name, parameter_name, dim, slices, group, tied, copies)
 
     if style == "sequence_norm":
         slices.partial.update(f"{name}.{own}" for own, _ in module.named_parameters(recurse=False))
@@ -143,10 +145,11 @@ def _apply_style(
         _become(module, RowwiseLinear, group)
         if module.bias is not None:
             slices.partial.add(f"{name}.bias")
-    elif style in ("colwise", "vocab_head") and type(module) is nn.Linear:
-        cut("weight", 0)
+    elif (style in ("colwise", "vocab_head") or isinstance(style, KeyValueHeads)) and type(module) is nn.Linear:
+        copies = copies_of(style, group.size(), name) if isinstance(style, KeyValueHeads) else 1
+        cut("weight", 0, copies)
         if module.bias is not None:
-            cut("bias", 0)
+            cut("bias", 0, copies)
     else:
         raise PhalanxError(
             f"parallel_plan() {name}",
@@ -154,6 +157,20 @@ def _apply_style(
             expected=f"a style that fits a {type(module).__name__}",
             remedy="see phalanx.models.protocol.Style",
         )
+
+
+def copies_of(style: KeyValueHeads, tp: int, name: str) -> int:
+    """How many consecutive tp ranks hold the same heads. Raises PhalanxError where neither number divides the other."""
+    if style.num_heads % tp == 0:
+        return 1
+    if tp % style.num_heads:
+        raise PhalanxError(
+            "[parallel] tp",
+            value=tp,
+            expected=f"a divisor or a multiple of the {style.num_heads} heads of {name}",
+            remedy="change tp or the number of heads",
+        )
+    return tp // style.num_heads
 
 
 def _become(module: nn.Module, kind: type[RowwiseLinear | VocabEmbedding], group: dist.ProcessGroup) -> None:
@@ -170,12 +187,13 @@ def _cut(
     slices: TensorSlices,
     group: dist.ProcessGroup,
     tied: dict[int, nn.Parameter],
+    copies: int,
 ) -> None:
     parameter = getattr(module, name)
     if id(parameter) in tied:  # the other end of a tied weight, cut alike
         setattr(module, name, tied[id(parameter)])
         return
-    size, remainder = divmod(parameter.shape[dim], group.size())
+    size, remainder = divmod(parameter.shape[dim], group.size() // copies)
     if remainder:
         raise PhalanxError(
             "[parallel] tp",
@@ -183,7 +201,7 @@ def _cut(
             expected=f"a divisor of dimension {dim} of {module_name}.{name} ({parameter.shape[dim]})",
             remedy="change tp or the model's sizes",
         )
-    start = group.rank() * size
+    start = group.rank() // copies * size
     local = nn.Parameter(parameter.detach().narrow(dim, start, size).clone())
     setattr(module, name, local)
     tied[id(parameter)] = tied[id(local)] = local
@@ -192,3 +210,5 @@ def _cut(
         shape = slices.shapes[full_name]
         offset = tuple(start if i == dim else 0 for i in range(len(shape)))
         slices.boxes[full_name] = Box(offset, tuple(local.shape))
+        if copies > 1:
+            slices.copies[full_name] = copies

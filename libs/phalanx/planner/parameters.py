@@ -87,6 +87,16 @@ def _attention(model: ModelShape) -> int:
     return queries + narrow + wide + model.value_width * model.dim
 
 
+def shared_heads(model: ModelShape, tp: int) -> int:
+    """Parameters of one layer that a tp rank has beyond its tp-th part: where tp is a multiple of n_kv_heads each rank holds
+    the weights of a whole head of keys and values.
+    """
+    if model.latent or tp <= model.n_kv_heads:
+        return 0
+    of_one_head = 2 * model.head_dim * (model.dim + (1 if model.qkv_bias else 0))
+    return of_one_head - of_one_head * model.n_kv_heads // tp
+
+
 def num_ffn_products(model: ModelShape) -> int:
     """Matrix products of a feed-forward part: 3 with a gate, else 2."""
     return 3 if model.gated_ffn else 2
@@ -150,15 +160,17 @@ def rank_parameters(
     (is_last).
 
     num_dense: how many of its layers come before the experts; None: as many as can be, on the first rank. Over all pp,
-    tp and ep ranks `split` and `experts` sum to their totals, `whole` once for each tp rank.
+    tp and ep ranks `split` and `experts` sum to their totals, `whole` once for each tp rank, heads of keys and values
+    that several tp ranks share once for each of those.
     """
     if num_dense is None:
         num_dense = min(model.num_dense_layers, num_layers) if is_first and model.num_experts else 0
     layer, first, tp = layer_counts(model), layer_counts(model, dense=True), layout.tp
     table = model.vocab_size * model.dim
     num_tables = int(is_first) + int(is_last and not (model.tie_embeddings and is_first))
-    block_split = (layer.attention + layer.ffn + layer.cut_biases) // tp
-    first_split = (first.attention + first.ffn + first.cut_biases) // tp
+    shared = shared_heads(model, tp)
+    block_split = (layer.attention + layer.ffn + layer.cut_biases) // tp + shared
+    first_split = (first.attention + first.ffn + first.cut_biases) // tp + shared
     block_whole, first_whole = layer.norms - layer.cut_biases + layer.router, first.norms - first.cut_biases
     block_experts = layer.experts // (tp * layout.ep)
     num_rest = num_layers - num_dense

@@ -177,14 +177,12 @@ def _divisions(args: ModelArgs, seq_len: int, parallel: Parallel, layout: Layout
     """What tensor, expert and pipeline parallelism must divide. Sizes that are still open (-1) are passed over."""
     tp = layout.tp if layout else max(parallel.tp, 1)
     split = {"n_heads": args.n_heads, "ffn_dim": args.ffn_dim, "vocab_size": args.vocab_size}
-    if args.n_kv_heads >= tp:
-        split["n_kv_heads"] = args.n_kv_heads
-    else:
+    if args.n_kv_heads % tp and tp % args.n_kv_heads:
         yield Finding(
             ("parallel.tp", "model.args.n_kv_heads"),
             tp,
-            f"at most n_kv_heads = {args.n_kv_heads}, because key and value heads are not copied",
-            "lower parallel.tp",
+            f"a divisor of model.args.n_kv_heads = {args.n_kv_heads}, or a multiple, whose ranks then share heads",
+            "change parallel.tp or n_kv_heads",
         )
     if args.moe is not None:
         split["moe.expert_ffn_dim"] = args.moe.expert_ffn_dim

@@ -76,3 +76,15 @@ def test_estimated_activations_of_a_layer_are_within_a_tenth_of_what_the_decoder
     layers = (saved_bytes(shape | {"n_layers": 5}, tokens, dtype) - saved_bytes(shape, tokens, dtype)) / 3
     planned = layer_bytes_per_token(ModelShape(**shape), Layout(), dtype.itemsize) * tokens.numel()
     assert planned == pytest.approx(layers, rel=0.10)
+
+
+@pytest.mark.parametrize("more", [{}, {"qk_norm": True, "qkv_bias": True}])
+def test_a_rank_holds_a_whole_head_of_keys_and_values_where_tp_is_a_multiple_of_them(more):
+    from phalanx.parallel.tensor import check_plan
+
+    shape = SHAPES[0] | {"n_heads": 8} | more
+    model = built(shape)
+    check_plan(model, 8)
+    held = rank_parameters(ModelShape(**shape), Layout(tp=8), 2, is_first=True, is_last=True)
+    assert model.layers["0"].attention.wk.weight.shape == (8, 64)
+    assert held.total == sum(parameter.numel() for parameter in model.parameters())

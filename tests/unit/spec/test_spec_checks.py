@@ -26,7 +26,12 @@ EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "
         ({"parallel__tp": 4, "model__args": {"n_kv_heads": 4}}, 6, "parallel", "divides the 6 ranks"),
         ({"parallel__tp": -1}, 8, "parallel.tp", "at most one axis with -1"),
         ({"parallel__cp": 0}, 8, "parallel.cp", "at least 1, or -1"),
-        ({"parallel__tp": 4}, 4, "parallel.tp", "at most n_kv_heads = 2"),
+        (
+            {"parallel__tp": 2, "model__args": {"n_heads": 6, "n_kv_heads": 3, "head_dim": 32}},
+            2,
+            "parallel.tp",
+            "a divisor of model.args.n_kv_heads = 3, or a multiple",
+        ),
         (
             {"parallel__tp": 3, "model__args": {"n_heads": 4, "n_kv_heads": 4}},
             3,
