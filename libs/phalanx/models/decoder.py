@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs
-from phalanx.models.attention import Attend, Attention, WholeWindows
+from phalanx.models.attention import Attend, Attention, WholeWindows, check_heads, in_context
 from phalanx.models.kernels import kernel_named
 from phalanx.models.norm import RMSNorm
-from phalanx.models.protocol import Initial, KeyValueHeads, Style, split_evenly
+from phalanx.models.protocol import Context, Initial, KeyValueHeads, Style, split_evenly
 from phalanx.models.rotary import rotary_table
 
 INITIAL_STD = 0.02
@@ -63,6 +63,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.args = args
         self.attend: Attend = WholeWindows(kernel_named(attn_backend))
+        self.gives_hidden = False
         self.tok_embeddings: nn.Embedding | None = nn.Embedding(args.vocab_size, args.dim)
         self.layers = nn.ModuleDict({str(layer): Block(args, self.attend) for layer in range(args.n_layers)})
         self.norm: RMSNorm | None = RMSNorm(args.dim, args.norm_eps)
@@ -81,7 +82,27 @@ class Decoder(nn.Module):
             hidden = layer(hidden, cosines, sines, mask)
         if self.norm is None or self.output is None:
             return hidden
-        return self.output(self.norm(hidden))  # type: ignore[no-any-return]
+        normal: Tensor = self.norm(hidden)
+        return normal if self.gives_hidden else self.output(normal)
+
+    def set_context(self, context: Context) -> None:
+        """See `HasContext`."""
+        for layer in self.layers.values():
+            attention = layer.attention
+            assert isinstance(attention, Attention), "blocks are this file's own"
+            if context.method == "a2a":
+                check_heads(attention.num_heads, attention.num_kv_heads, context.num_ranks)
+            attention.attend = in_context(attention.attend.kernel, context)
+        self.attend = in_context(self.attend.kernel, context)
+
+    def detach_head(self) -> None:
+        """See `HasHead`."""
+        self.gives_hidden = True
+
+    @property
+    def head(self) -> nn.Linear | None:
+        """See `HasHead`."""
+        return self.output
 
     def parallel_plan(self) -> Mapping[str, Style]:
         """See `HasParallelPlan`."""
@@ -126,7 +147,7 @@ class Decoder(nn.Module):
     def _stage(self, layers: range) -> Decoder:
         stage = Decoder.__new__(Decoder)
         nn.Module.__init__(stage)
-        stage.args, stage.attend = self.args, self.attend
+        stage.args, stage.attend, stage.gives_hidden = self.args, self.attend, self.gives_hidden
         stage.tok_embeddings = self.tok_embeddings if layers.start == 0 else None
         stage.layers = nn.ModuleDict({str(layer): self.layers[str(layer)] for layer in layers})
         is_last = layers.stop == self.args.n_layers

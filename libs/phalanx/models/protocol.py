@@ -18,11 +18,12 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+
 @dataclass(frozen=True, slots=True)
 class KeyValueHeads:
-    """Style of an nn.Linear that gives `num_heads` heads of keys or values: as colwise where tp divides their number. Where
-    tp is a multiple of it each rank holds the one head that its queries need, and tp / num_heads consecutive ranks the
-    same one; its gradients are summed over them.
+    """Style of an nn.Linear that gives `num_heads` heads of keys or values: as colwise where tp divides their number.
+    Where tp is a multiple of it each rank holds the one head that its queries need, and tp / num_heads consecutive
+    ranks the same one; its gradients are summed over them.
     """
 
     num_heads: int
@@ -91,6 +92,57 @@ class HasInitialWeights(Protocol):
 
     def initial_weights(self) -> Mapping[str, Initial]:
         """Initial values by parameter name, one for every parameter."""
+
+
+class Context(Protocol):
+    """A rank's share of every window under context parallelism, and the differentiable exchanges that attention needs.
+
+    length: S, of a whole window. spans: the parts of it that this rank has, in their order. num_ranks: of the context.
+    method: of `[parallel] cp_comm_type`; a model may follow it or not.
+    """
+
+    @property
+    def length(self) -> int: ...
+    @property
+    def spans(self) -> Sequence[range]: ...
+    @property
+    def num_ranks(self) -> int: ...
+    @property
+    def method(self) -> str: ...
+
+    def gather(self, x: Tensor) -> Tensor:
+        """x [B, S / n, ...] of each of n ranks -> [B, S, ...] on all, in the order of the window."""
+
+    def to_heads(self, *tensors: Tensor) -> list[Tensor]:
+        """Each [B, H, S / n, D] of n ranks -> [B, H / n, S, D], whole windows of consecutive heads; n must divide H."""
+
+    def to_sequence(self, x: Tensor) -> Tensor:
+        """The way back: [B, H / n, S, D] -> [B, H, S / n, D]."""
+
+
+@runtime_checkable
+class HasContext(Protocol):
+    """Adds context parallelism."""
+
+    def set_context(self, context: Context) -> None:
+        """From now on `forward` takes tokens and position_ids [B, S / n] of the context's spans, but document_ids of
+        whole windows, [B, S]; its attention exchanges by `context`. Called on every stage, after it was cut over tp.
+        Raises PhalanxError where its sizes do not allow the method.
+        """
+
+
+@runtime_checkable
+class HasHead(Protocol):
+    """Adds `[loss] chunk_tokens`: logits that are never whole."""
+
+    def detach_head(self) -> None:
+        """From now on `forward` gives what the head takes, [B, S, D], and calls `head` no more. Called before
+        `split_stages`, whose last stage then does the same.
+        """
+
+    @property
+    def head(self) -> nn.Linear | None:
+        """The head, a Linear without a bias; None in a stage that has none."""
 
 
 class TokenSumFunction(Protocol):

@@ -18,8 +18,9 @@ from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
 from phalanx.models.own import own_object
-from phalanx.models.protocol import HasParallelPlan, HasStages
+from phalanx.models.protocol import HasContext, HasHead, HasParallelPlan, HasStages
 from phalanx.spec import Job
+from phalanx.spec.layout import window_parts
 from phalanx.spec.unbuilt import refuse_unbuilt_model
 
 logger = logging.getLogger(__name__)
@@ -75,9 +76,11 @@ def check_layout(model: nn.Module, sizes: Mapping[str, int], seq_len: int) -> No
     checkpoint would hold.
     """
     _check_buffers(model)
-    if sizes["cp"] > 1:
-        raise PhalanxError("[parallel] cp", value=sizes["cp"], expected="1: no context parallelism yet", remedy="set 1")
-    needs = (("tp", HasParallelPlan, "parallel_plan()"), ("pp", HasStages, "split_stages(num_stages)"))
+    needs = (
+        ("tp", HasParallelPlan, "parallel_plan()"),
+        ("pp", HasStages, "split_stages(num_stages)"),
+        ("cp", HasContext, "set_context(context)"),
+    )
     for axis, protocol, method in needs:
         if sizes[axis] > 1 and not isinstance(model, protocol):
             raise PhalanxError(
@@ -86,9 +89,12 @@ def check_layout(model: nn.Module, sizes: Mapping[str, int], seq_len: int) -> No
                 expected=f"1, because {type(model).__name__} has no {method}",
                 remedy=f"add the method (see phalanx.models.protocol) or set {axis} = 1",
             )
-    if seq_len % sizes["tp"]:
+    if seq_len % (parts := window_parts(sizes["cp"], sizes["tp"])):
         raise PhalanxError(
-            "[training] seq_len", value=seq_len, expected=f"a multiple of tp ({sizes['tp']})", remedy="change either"
+            "[training] seq_len",
+            value=seq_len,
+            expected=f"a multiple of {parts}, as tp is {sizes['tp']} and cp {sizes['cp']}",
+            remedy="change one of them",
         )
     if isinstance(model, Decoder) and model.args.n_heads % sizes["tp"]:
         raise PhalanxError(
@@ -96,6 +102,17 @@ def check_layout(model: nn.Module, sizes: Mapping[str, int], seq_len: int) -> No
             value=sizes["tp"],
             expected=f"a divisor of n_heads ({model.args.n_heads})",
             remedy="change tp or [model.args] n_heads",
+        )
+
+
+def check_head(model: nn.Module, chunk_tokens: int) -> None:
+    """PhalanxError where a loss by chunks of tokens needs a head that the model does not give."""
+    if chunk_tokens and not isinstance(model, HasHead):
+        raise PhalanxError(
+            "[loss] chunk_tokens",
+            value=chunk_tokens,
+            expected=f"0, because {type(model).__name__} has no detach_head()",
+            remedy="add the method and `head` (see phalanx.models.protocol.HasHead) or set 0",
         )
 
 

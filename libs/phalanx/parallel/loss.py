@@ -1,16 +1,62 @@
 """Cross-entropy summed over tokens, on whole logits or on logits whose vocabulary is cut over `tp` and which are never
-gathered.
+gathered; or from the hidden state on, a chunk of tokens at a time, so that the logits of all tokens never exist
+at once.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from phalanx.parallel.precision import linear
+
 IGNORED_TARGET = -100
+
+
+@dataclass(frozen=True, slots=True)
+class _Targets:
+    """Where each token's target lies in the local part of the vocabulary; bool and int64 of the targets' shape."""
+
+    valid: Tensor
+    mine: Tensor
+    column: Tensor
+
+    @classmethod
+    def of(cls, targets: Tensor, width: int, group: dist.ProcessGroup | None) -> _Targets:
+        first = group.rank() * width if group else 0
+        valid = targets != IGNORED_TARGET
+        mine = valid & (targets >= first) & (targets < first + width)
+        return cls(valid, mine, torch.where(mine, targets - first, 0))
+
+
+def _sums(logits: Tensor, targets: _Targets, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
+    """With x the logits less their maximum over the whole vocabulary, in fp32: exp x; by token the sum of exp x and x
+    at the target, [2, ...]; and the maximum.
+    """
+    maximum = logits.amax(-1).float()
+    if group:
+        dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
+    shifted = logits.float() - maximum.unsqueeze(-1)
+    at_target = torch.where(targets.mine, shifted.gather(-1, targets.column.unsqueeze(-1)).squeeze(-1), 0.0)
+    exponentials = shifted.exp_()
+    sums = torch.stack((exponentials.sum(-1), at_target))
+    if group:
+        dist.all_reduce(sums, group=group)
+    return exponentials, sums, maximum
+
+
+def _token_sum(sums: Tensor, targets: _Targets) -> Tensor:
+    return torch.where(targets.valid, sums[0].log() - sums[1], 0.0).sum()
+
+
+def _gradient(counted: Tensor, targets: _Targets, scale: Tensor) -> Tensor:
+    """(probability - 1 at the target) x scale, in place of `counted`: probabilities, 0 where none counts."""
+    counted.scatter_add_(-1, targets.column.unsqueeze(-1), -targets.mine.unsqueeze(-1).to(counted.dtype))
+    return counted.mul_(scale)
 
 
 class _TokenSum(torch.autograd.Function):
@@ -18,31 +64,17 @@ class _TokenSum(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-        first_row = group.rank() * logits.shape[-1] if group else 0
-        valid = targets != IGNORED_TARGET
-        mine = valid & (targets >= first_row) & (targets < first_row + logits.shape[-1])
-        column = torch.where(mine, targets - first_row, 0)
-
-        maximum = logits.amax(-1).float()
-        if group:
-            dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
-        shifted = logits.float() - maximum.unsqueeze(-1)
-        at_target = torch.where(mine, shifted.gather(-1, column.unsqueeze(-1)).squeeze(-1), 0.0)
-        exponentials = shifted.exp_()
-        sums = torch.stack((exponentials.sum(-1), at_target))
-        if group:
-            dist.all_reduce(sums, group=group)
-
-        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), column, mine, valid)
+        found = _Targets.of(targets, logits.shape[-1], group)
+        exponentials, sums, _ = _sums(logits, found, group)
+        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), found.valid, found.mine, found.column)
         ctx.dtype = logits.dtype
-        return torch.where(valid, sums[0].log() - sums[1], 0.0).sum()
+        return _token_sum(sums, found)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        probabilities, column, mine, valid = ctx.saved_tensors
-        gradient = probabilities * valid.unsqueeze(-1)
-        gradient.scatter_add_(-1, column.unsqueeze(-1), -mine.unsqueeze(-1).to(gradient.dtype))
-        return gradient.mul_(gradients[0]).to(ctx.dtype), None, None
+        probabilities, valid, mine, column = ctx.saved_tensors
+        found = _Targets(valid, mine, column)
+        return _gradient(probabilities * valid.unsqueeze(-1), found, gradients[0]).to(ctx.dtype), None, None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -53,3 +85,63 @@ def token_sum_cross_entropy(logits: Tensor, targets: Tensor, group: dist.Process
     targets: int64 [B, S]; -100 doesn't count.
     """
     return _TokenSum.apply(logits, targets, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _ChunkedTokenSum(torch.autograd.Function):
+    """As `_TokenSum`, of logits = hidden weight^T, which both passes compute chunk by chunk. Between them lie only the
+    inputs and log(sum exp(logits)) of each token, so that backward exchanges nothing.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, group: dist.ProcessGroup | None
+    ) -> Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        log_sums = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
+        for start in range(0, len(targets), chunk):
+            part = slice(start, start + chunk)
+            found = _Targets.of(targets[part], weight.shape[0], group)
+            _, sums, maximum = _sums(linear(hidden[part], weight), found, group)
+            log_sums[part] = sums[0].log() + maximum
+            total += _token_sum(sums, found)
+        ctx.save_for_backward(hidden, weight, targets, log_sums)
+        ctx.chunk, ctx.group = chunk, group
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        hidden, weight, targets, log_sums = ctx.saved_tensors
+        of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for start in range(0, len(targets), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            found = _Targets.of(targets[part], weight.shape[0], ctx.group)
+            probabilities = (linear(hidden[part], weight).float() - log_sums[part].unsqueeze(-1)).exp_()
+            gradient = _gradient(probabilities.mul_(found.valid.unsqueeze(-1)), found, gradients[0]).to(hidden.dtype)
+            if of_hidden is not None:
+                of_hidden[part] = linear(gradient, weight.t())
+            if of_weight is not None:
+                _add_product(of_weight, gradient.t(), hidden[part])
+        return of_hidden, None if of_weight is None else of_weight.to(weight.dtype), None, None, None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add left right to the fp32 `total`; on CPUs computed in fp32, see `phalanx.parallel.precision`."""
+    if total.device.type == "cpu":
+        total.addmm_(left.float(), right.float())
+    else:
+        total += left @ right
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def chunked_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """As `token_sum_cross_entropy` of logits that are never whole: those of `chunk` tokens exist at a time, and
+    backward computes them again.
+
+    hidden: [B, S, D], what the head takes. weight: the head's, [V, D], or [V / n, D] where `group` cuts the vocabulary.
+    The gradient of `hidden` is then this rank's part of a sum over the group.
+    """
+    flat = hidden.flatten(0, -2)
+    return _ChunkedTokenSum.apply(flat, weight, targets.flatten(), chunk, group)  # type: ignore[no-any-return, no-untyped-call]

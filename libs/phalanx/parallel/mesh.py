@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -21,14 +22,16 @@ from phalanx.parallel.schedules import is_v_shaped
 from phalanx.spec import Layout
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
+_SHARD_AXES = ("dp_shard", "cp")
+_DATA_AXES = ("dp_replicate", *_SHARD_AXES)
 
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
     """Sizes, this rank's coordinates and its groups by axis.
 
-    groups: of the axes that exchange anything (size above 1, and dp_shard always, as fully_shard runs on it at any
-    size).
+    groups: of the axes that exchange anything (size above 1), and "dp_shard_cp", over which fully_shard shards: the
+    ranks that read other windows and those that share one hold parts of the same weights. It exists at any size.
     schedule: the pipeline schedule, which decides where the last stage lies.
     """
 
@@ -49,33 +52,52 @@ class Mesh:
         return self.coordinates["dp_replicate"] * self.sizes["dp_shard"] + self.coordinates["dp_shard"]
 
     @property
+    def shard_size(self) -> int:
+        """Ranks that share weights and optimizer state: dp_shard x cp."""
+        return self.sizes["dp_shard"] * self.sizes["cp"]
+
+    @property
+    def shard_rank(self) -> int:
+        """Which of the `shard_size` parts is this rank's."""
+        return self.coordinates["dp_shard"] * self.sizes["cp"] + self.coordinates["cp"]
+
+    @property
     def is_reader(self) -> bool:
         """Whether this rank writes down the windows that its dp rank read: one rank per dp rank does."""
         return self.coordinates["pp"] == self.coordinates["cp"] == self.coordinates["tp"] == 0
 
     @property
     def has_loss(self) -> bool:
-        """Whether this rank's loss is counted: it holds the last stage, and is the first of its tp and cp group."""
+        """Whether this rank's loss is counted: it holds the last stage, and is the first of its tp group. Ranks
+        of one cp group each count their part of the windows.
+        """
         last = 0 if is_v_shaped(self.schedule) else self.sizes["pp"] - 1
-        return self.coordinates["pp"] == last and self.coordinates["cp"] == self.coordinates["tp"] == 0
+        return self.coordinates["pp"] == last and self.coordinates["tp"] == 0
 
     @property
     def tp_group(self) -> dist.ProcessGroup | None:
         """The tensor-parallel group; None where tp is 1."""
         return self.groups.get("tp")
 
+    @property
+    def cp_group(self) -> dist.ProcessGroup | None:
+        """The context-parallel group; None where cp is 1."""
+        return self.groups.get("cp")
+
     def data_mesh(self) -> DeviceMesh:
-        """The mesh for fully_shard: (dp_shard,), or (dp_replicate, dp_shard) where copies exist."""
-        axes = [axis for axis in ("dp_replicate", "dp_shard") if axis == "dp_shard" or self.sizes[axis] > 1]
-        ranks = [self._rank_at(dict(zip(axes, point, strict=True))) for point in self._points(axes)]
+        """The mesh for fully_shard: (dp_shard_cp,), or (dp_replicate, dp_shard_cp) where copies exist."""
+        shard = self.groups["dp_shard_cp"]
+        if self.sizes["dp_replicate"] == 1:
+            return DeviceMesh.from_group(shard, self.device.type, mesh_dim_names=("dp_shard_cp",))
+        ranks = [self._rank_at(dict(zip(_DATA_AXES, point, strict=True))) for point in self._points(_DATA_AXES)]
         return DeviceMesh.from_group(
-            [self.groups[axis] for axis in axes] if len(axes) > 1 else self.groups["dp_shard"],
+            [self.groups["dp_replicate"], shard],
             self.device.type,
-            mesh=torch.tensor(ranks).view([self.sizes[axis] for axis in axes]) if len(axes) > 1 else None,
-            mesh_dim_names=tuple(axes),
+            mesh=torch.tensor(ranks).view(self.sizes["dp_replicate"], self.shard_size),
+            mesh_dim_names=("dp_replicate", "dp_shard_cp"),
         )
 
-    def _points(self, axes: list[str]) -> itertools.product[tuple[int, ...]]:
+    def _points(self, axes: Sequence[str]) -> itertools.product[tuple[int, ...]]:
         return itertools.product(*(range(self.sizes[axis]) for axis in axes))
 
     def _rank_at(self, moved: dict[str, int]) -> int:
@@ -98,8 +120,9 @@ def build_mesh(layout: Layout, device: torch.device | str, *, schedule: str = "1
     coordinates = _coordinates(sizes, dist.get_rank())
     timeout = _gang_timeout(torch.device(device))
     groups = {
-        axis: _axis_group(sizes, coordinates, axis, timeout) for axis in AXES if sizes[axis] > 1 or axis == "dp_shard"
+        axis: _group(sizes, coordinates, (axis,), timeout) for axis in AXES if sizes[axis] > 1 and axis != "dp_shard"
     }
+    groups["dp_shard_cp"] = _group(sizes, coordinates, _SHARD_AXES, timeout)
     return Mesh(sizes, coordinates, groups, torch.device(device), schedule)
 
 
@@ -110,9 +133,13 @@ def _gang_timeout(device: torch.device) -> timedelta:
     return timeout
 
 
-def _axis_group(sizes: dict[str, int], coordinates: dict[str, int], axis: str, timeout: timedelta) -> dist.ProcessGroup:
-    ranks = [_rank_at(sizes, coordinates | {axis: i}) for i in range(sizes[axis])]
-    group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=axis)
+def _group(
+    sizes: dict[str, int], coordinates: dict[str, int], axes: Sequence[str], timeout: timedelta
+) -> dist.ProcessGroup:
+    """The ranks that differ from this one along `axes` alone, the last of them innermost."""
+    points = itertools.product(*(range(sizes[axis]) for axis in axes))
+    ranks = [_rank_at(sizes, coordinates | dict(zip(axes, point, strict=True))) for point in points]
+    group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc="_".join(axes))
     assert isinstance(group, dist.ProcessGroup), "a rank is always a member of its own axis group"
     return group
 

@@ -13,14 +13,16 @@ from torch import Tensor, nn
 from phalanx.core.box import HeldTensor, whole
 from phalanx.core.errors import PhalanxError
 from phalanx.core.philox import key_of
-from phalanx.models.protocol import HasInitialWeights, HasParallelPlan, HasStages, Initial
-from phalanx.parallel.build import build_on_meta, check_layout, whole_buffers, whole_weights
+from phalanx.models.protocol import HasContext, HasHead, HasInitialWeights, HasParallelPlan, HasStages, Initial
+from phalanx.parallel.build import build_on_meta, check_head, check_layout, whole_buffers, whole_weights
 from phalanx.parallel.collectives import sum_parts
+from phalanx.parallel.context import ContextShare
 from phalanx.parallel.initialise import fill
+from phalanx.parallel.loss import chunked_cross_entropy
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.own import loss_of, metrics_of
 from phalanx.parallel.pipeline import Pipeline, check_pipeline, stage_shapes
-from phalanx.parallel.precision import widen_linears
+from phalanx.parallel.precision import linear, widen_linears
 from phalanx.parallel.schedules import stages_of
 from phalanx.parallel.sharding import (
     held_tensors,
@@ -58,6 +60,11 @@ class ParallelModel:
         dtype = _DTYPES[job.training.mixed_precision_param]
         model = build_on_meta(job)
         check_layout(model, mesh.sizes, job.training.seq_len)
+        check_head(model, job.loss.chunk_tokens)
+        self._chunk_tokens = job.loss.chunk_tokens
+        if self._chunk_tokens:
+            assert isinstance(model, HasHead), "check_head refused it"
+            model.detach_head()
         initial = model.initial_weights() if isinstance(model, HasInitialWeights) else None
         plan = model.parallel_plan() if isinstance(model, HasParallelPlan) else {}
 
@@ -67,6 +74,7 @@ class ParallelModel:
             self.pipeline = self._build_pipeline(job, model, dtype)
             self.stages = self.pipeline.modules
         slices = [apply_plan(s, plan, mesh.tp_group) if mesh.tp_group else TensorSlices.of(s) for s in self.stages]
+        self._context = self._share_windows(job)
         for stage in self.stages:
             if self.device.type == "cpu":
                 widen_linears(stage)
@@ -95,8 +103,25 @@ class ParallelModel:
         indices = stages_of(parallel.schedule, sizes["pp"], self.mesh.coordinates["pp"], parallel.stages_per_rank)
         assert isinstance(model, HasStages), "check_layout refused it"
         stages = model.split_stages(sizes["pp"] * parallel.stages_per_rank)
-        shapes = stage_shapes(stages, parallel.local_batch_size, job.training.seq_len, dtype, sizes["tp"])
+        shapes = stage_shapes(
+            stages,
+            parallel.local_batch_size,
+            job.training.seq_len,
+            dtype,
+            cp=sizes["cp"],
+            tp=sizes["tp"],
+            gives_logits=not self._chunk_tokens,
+        )
         return Pipeline([stages[index] for index in indices], indices, shapes, self.mesh, self._loss)
+
+    def _share_windows(self, job: Job) -> ContextShare | None:
+        if (group := self.mesh.cp_group) is None:
+            return None
+        context = ContextShare(group, job.training.seq_len, job.parallel.cp_comm_type)
+        for stage in self.stages:
+            assert isinstance(stage, HasContext), "check_layout refused it, or split_stages() gave stages without it"
+            stage.set_context(context)
+        return context
 
     @torch.no_grad()
     def _initialise(self, job: Job, initial: Mapping[str, Initial] | None) -> None:
@@ -124,16 +149,31 @@ class ParallelModel:
         """Seed torch's random numbers for `step`, so that a model's dropout is the same whenever this step runs in
         this layout. Ranks of one tp group draw alike, as what they hold in common needs; all others draw apart.
         """
-        low, high = key_of("step", self._seed, step, self.mesh.dp_rank, self.mesh.coordinates["pp"])
+        reader = self.mesh.dp_rank * self.mesh.sizes["cp"] + self.mesh.coordinates["cp"]
+        low, high = key_of("step", self._seed, step, reader, self.mesh.coordinates["pp"])
         torch.manual_seed(high << 32 | low)
 
-    def _loss(self, logits: Tensor, targets: Tensor, valid_tokens: int) -> Tensor:
-        return self._token_sum(logits, targets, self.mesh.tp_group) / valid_tokens
+    def _loss(self, output: Tensor, targets: Tensor, valid_tokens: int) -> Tensor:
+        """output: logits, or with `loss.chunk_tokens` what the head takes."""
+        group = self.mesh.tp_group
+        if not self._chunk_tokens:
+            return self._token_sum(output, targets, group) / valid_tokens
+        summed: Tensor = chunked_cross_entropy(output, self._head_weight(), targets, self._chunk_tokens, group)
+        return summed / valid_tokens
 
-    def _measures(self, logits: Tensor, targets: Tensor, valid_tokens: int) -> Tensor:
-        """The loss and each of `metrics.fn`, fp32 [1 + M]."""
+    def _head_weight(self) -> Tensor:
+        """Looked up anew at each use: fully_shard puts the gathered weight in the place of the shard."""
+        for stage in self.stages:
+            if isinstance(stage, HasHead) and stage.head is not None:
+                weight: Tensor = stage.head.weight
+                return weight
+        raise AssertionError("the rank of the last stage holds the head")
+
+    def _measures(self, output: Tensor, targets: Tensor, valid_tokens: int) -> Tensor:
+        """The loss and each of `metrics.fn`, which see the logits of a whole micro-batch; fp32 [1 + M]."""
+        logits = linear(output, self._head_weight()) if self._chunk_tokens and self._metrics else output
         found = [measure(logits, targets, self.mesh.tp_group) for measure in self._metrics.values()]
-        return torch.stack([self._loss(logits, targets, valid_tokens), *(each / valid_tokens for each in found)])
+        return torch.stack([self._loss(output, targets, valid_tokens), *(each / valid_tokens for each in found)])
 
     def forward_backward(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
         """Add the gradients of every slot; this rank's part of the loss, fp32 0-dim.
@@ -189,6 +229,8 @@ class ParallelModel:
             batch.document_ids.to(self.device) if self._uses_documents and batch.document_ids is not None else None
         )
         assert documents is not None or not self._uses_documents, "document_mask needs document_ids in every batch"
+        if self._context is not None:  # documents stay whole: attention reaches beyond this rank's part
+            tokens, targets, positions = (self._context.take(t) for t in (tokens, targets, positions))
         return SlotBatch(tokens, targets, positions, documents, batch.num_slots)
 
     def _counted(self, loss: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ from phalanx.spec import Job
 
 TokenSum = Callable[[Tensor, Tensor, dist.ProcessGroup | None], Tensor]
 _PROBE_WINDOWS, _PROBE_LENGTH, _SUM_BOUND = 4, 6, 1e-4
+_HALVES = (slice(0, _PROBE_LENGTH, 2), slice(1, _PROBE_LENGTH, 2))
 
 
 def loss_of(job: Job) -> TokenSum:
@@ -66,9 +67,11 @@ def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]
         return {}
 
 
-def check_token_sum(key: str, path: str, args: Mapping[str, Any], vocab_size: int) -> None:
+def check_token_sum(
+    key: str, path: str, args: Mapping[str, Any], vocab_size: int, *, cuts_windows: bool = False
+) -> None:
     """Tries a loss or a metric on a few random logits. Raises PhalanxError where it fails, or is no sum over tokens:
-    then micro-batches and ranks would not add up to one batch.
+    then micro-batches and ranks would not add up to one batch. cuts_windows: whether it gets parts of windows.
     """
     token_sum = token_sum_of(key, path, args)
     generator = torch.Generator().manual_seed(1)
@@ -81,6 +84,7 @@ def check_token_sum(key: str, path: str, args: Mapping[str, Any], vocab_size: in
             whole = float(token_sum(logits, targets, None))
             parts = [float(token_sum(logits[i : i + 1], targets[i : i + 1], None)) for i in range(_PROBE_WINDOWS)]
             empty = float(token_sum(logits, none, None))
+            halves = [float(token_sum(logits[:, cut], targets[:, cut], None)) for cut in _HALVES]
     except PhalanxError:
         raise
     except Exception as error:
@@ -98,4 +102,12 @@ def check_token_sum(key: str, path: str, args: Mapping[str, Any], vocab_size: in
             expected=f"a sum over the tokens whose target is not -100: a batch gave {whole:.6g}, its windows one by "
             f"one {sum(parts):.6g}, and windows without targets {empty:.6g}",
             remedy="sum over tokens instead of averaging, and leave out targets of -100",
+        )
+    if cuts_windows and not abs(whole - sum(halves)) <= _SUM_BOUND * max(size, sum(map(abs, halves))):
+        raise PhalanxError(
+            key,
+            value=path,
+            expected=f"with [parallel] cp > 1 a function of each token by itself, as ranks share windows: a batch gave "
+            f"{whole:.6g}, every other token and the rest {sum(halves):.6g}",
+            remedy="set cp = 1, or let it look at no other tokens",
         )

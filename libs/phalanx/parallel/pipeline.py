@@ -65,9 +65,18 @@ def check_pipeline(schedule: str, zero: int, *, compiled: bool) -> None:
 
 
 def stage_shapes(
-    stages: Sequence[nn.Module], local_batch_size: int, seq_len: int, dtype: torch.dtype, tp: int
+    stages: Sequence[nn.Module],
+    local_batch_size: int,
+    seq_len: int,
+    dtype: torch.dtype,
+    *,
+    cp: int,
+    tp: int,
+    gives_logits: bool = True,
 ) -> list[StageShapes]:
-    """Shapes of every stage, from a forward of the uncut stages on the meta device."""
+    """Shapes of every stage, from a forward of the uncut stages on the meta device. gives_logits: false where the last
+    one gives what the head takes, whole on every tp rank.
+    """
     ids = torch.zeros(local_batch_size, seq_len, dtype=torch.int64, device="meta")
     shapes, hidden = [], ids
     for stage in stages:
@@ -75,16 +84,22 @@ def stage_shapes(
         shapes.append((before.shape, hidden.shape))
     return [
         StageShapes(
-            tuple(before) if index == 0 else _sequence_shard(before, tp),
-            (*after[:-1], after[-1] // tp) if index == len(stages) - 1 else _sequence_shard(after, tp),
+            _sequence_shard(before, cp if index == 0 else cp * tp),
+            _last_output(after, cp, tp if gives_logits else 1)
+            if index == len(stages) - 1
+            else _sequence_shard(after, cp * tp),
             dtype,
         )
         for index, (before, after) in enumerate(shapes)
     ]
 
 
-def _sequence_shard(shape: Sequence[int], tp: int) -> tuple[int, ...]:
-    return (shape[0], shape[1] // tp, *shape[2:])
+def _last_output(shape: Sequence[int], cp: int, parts: int) -> tuple[int, ...]:
+    return (shape[0], shape[1] // cp, shape[2] // parts)
+
+
+def _sequence_shard(shape: Sequence[int], parts: int) -> tuple[int, ...]:
+    return (shape[0], shape[1] // parts, *shape[2:])
 
 
 class Pipeline:

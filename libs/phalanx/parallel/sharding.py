@@ -98,8 +98,8 @@ def held_tensors(root: nn.Module, slices: TensorSlices, mesh: Mesh) -> list[Held
 def _held(name: str, parameter: nn.Parameter, slices: TensorSlices, mesh: Mesh) -> HeldTensor:
     local, global_shape, tensor_box = local_of(parameter), slices.shapes[name], slices.boxes[name]
     rows = tensor_box.shape[0]
-    rows_per_shard = -(-rows // mesh.sizes["dp_shard"])
-    start = min(mesh.coordinates["dp_shard"] * rows_per_shard, rows)
+    rows_per_shard = -(-rows // mesh.shard_size)
+    start = min(mesh.shard_rank * rows_per_shard, rows)
     stop = min(start + rows_per_shard, rows)
     box = Box((tensor_box.offset[0] + start, *tensor_box.offset[1:]), (stop - start, *tensor_box.shape[1:]))
     assert tuple(local.shape) == box.shape or local.numel() == box.num_elements == 0, (name, local.shape, box)

@@ -55,8 +55,8 @@ class TensorSlices:
     """Where the parameters of one rank lie in the global model.
 
     shapes: global shape by name. boxes: the tp slice by name, before fully_shard. partial: held by every tp rank, with
-    gradients that are sums over the rank's part of the sequence or of the heads only. copies: of heads of keys and values,
-    how many consecutive tp ranks hold the same slice, where more than one do; their gradients are partial too.
+    gradients that are sums over the rank's part of the sequence or of the heads only. copies: of heads of keys and
+    values, how many consecutive tp ranks hold the same slice, where more than one do; their gradients are partial too.
     """
 
     shapes: dict[str, tuple[int, ...]]

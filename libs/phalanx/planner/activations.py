@@ -52,8 +52,13 @@ def activation_bytes(model: ModelShape, layout: Layout, run: RunShape, position:
     mask = run.local_batch_size * run.seq_len**2 // layout.cp if run.document_mask else 0
     total = tokens * (passes * layers_per_stage * kept + inside) + passes * mask
     if position.is_last:
-        logits = tokens * model.vocab_size / layout.tp * (run.param_bytes + _LOGIT_FP32_BYTES)
+        columns = model.vocab_size / layout.tp
+        chunk = min(run.chunk_tokens or tokens, tokens)
+        logits = chunk * columns * (run.param_bytes + _LOGIT_FP32_BYTES)
         final = tokens * model.dim * ((4 + run.param_bytes) / layout.tp + run.param_bytes)
         heads_in_flight = passes if run.schedule == "gpipe" and layout.pp > 1 else 1
-        total += heads_in_flight * (logits + final)
+        if run.chunk_tokens:  # of one chunk, and the sum of their gradients of the head in fp32
+            total += heads_in_flight * final + logits + 4 * columns * model.dim
+        else:
+            total += heads_in_flight * (logits + final)
     return int(total)

@@ -56,6 +56,7 @@ def run_shape(job: Job) -> RunShape:
         stages_per_rank=job.parallel.stages_per_rank,
         recompute=job.activation_checkpoint.mode == "full",
         document_mask=job.data.document_mask and job.model.attn_backend == "sdpa",
+        chunk_tokens=job.loss.chunk_tokens,
         param_bytes=_BYTES[job.training.mixed_precision_param],
         reduce_bytes=_BYTES[job.training.mixed_precision_reduce],
     )

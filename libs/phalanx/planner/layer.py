@@ -79,7 +79,8 @@ def head_time(place: Place) -> LayerTime:
     columns = model.vocab_size / place.layout.tp
     product = chip.product_s(tokens, columns, model.dim, PRECISIONS["bf16"])
     loss = chip.moved_s(tokens * columns * 6)
-    return LayerTime(forward=product + loss, backward=2 * product + loss)
+    again = product if place.run.chunk_tokens else 0.0  # chunks of logits are computed once more in backward
+    return LayerTime(forward=product + loss, backward=2 * product + again + loss)
 
 
 def _products(place: Place, *, dense: bool) -> tuple[float, float]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from phalanx.planner.network import Cluster
 from phalanx.planner.shape import ModelShape, RunShape
-from phalanx.spec.layout import Layout
+from phalanx.spec.layout import Layout, window_parts
 from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES, V_SCHEDULES
 
 _MICRO_BATCHES = (1, 2, 4, 8)
@@ -57,7 +57,7 @@ def layouts(task: Task) -> Iterator[Layout]:
         for cp in divisors(rest):
             if cp > task.most_cp or (cp > 1 and run.seq_len // cp < _LEAST_TOKENS_OF_CP):
                 break
-            if run.seq_len % (tp * cp):
+            if run.seq_len % window_parts(cp, tp):
                 continue
             for pp in divisors(rest // cp):
                 dp = rest // cp // pp

@@ -88,8 +88,8 @@ def _attention(model: ModelShape) -> int:
 
 
 def shared_heads(model: ModelShape, tp: int) -> int:
-    """Parameters of one layer that a tp rank has beyond its tp-th part: where tp is a multiple of n_kv_heads each rank holds
-    the weights of a whole head of keys and values.
+    """Parameters of one layer that a tp rank has beyond its tp-th part: where tp is a multiple of n_kv_heads each rank
+    holds the weights of a whole head of keys and values.
     """
     if model.latent or tp <= model.n_kv_heads:
         return 0

@@ -93,7 +93,7 @@ class RunShape:
     operations that are computed again where `recompute` is off. param_bytes: of one weight in forward and backward;
     reduce_bytes: of one gradient on the wire. precision: of the matrix products, as compute names them.
     sequence_parallel: norms and residuals cut over tp. offloaded: share of the optimizer state, 0 to 1, that lies in
-    the host's memory.
+    the host's memory. chunk_tokens: whose logits exist at a time; 0 for those of a micro-batch.
     """
 
     seq_len: int
@@ -111,3 +111,4 @@ class RunShape:
     precision: str = "bf16"
     offloaded: float = 0.0
     recompute_share: float = 0.0
+    chunk_tokens: int = 0

@@ -1,4 +1,4 @@
-"""Rules of attention: which kernel runs where. Pure; values only."""
+"""Rules of attention and of the loss: which kernel runs where, and what may be cut. Pure; values only."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from phalanx.spec.finding import Finding
+from phalanx.spec.layout import Layout
 from phalanx.spec.model import ModelArgs
 
 if TYPE_CHECKING:
@@ -42,4 +43,32 @@ def kernel_findings(job: Job) -> Iterator[Finding]:
             backend,
             f"sdpa or flex with heads {args.head_dim} wide: FlashAttention takes multiples of 8 up to {_WIDEST_HEAD}",
             'set it to "flex" or "sdpa"',
+        )
+
+
+def loss_findings(job: Job) -> Iterator[Finding]:
+    """What a loss by chunks of tokens can't do."""
+    if job.loss.chunk_tokens and job.loss.fn is not None:
+        yield Finding(
+            ("loss.chunk_tokens", "loss.fn"),
+            job.loss.chunk_tokens,
+            "0 beside loss.fn, which is called with the logits of whole windows",
+            "remove it, or loss.fn (without it the loss is cross-entropy)",
+        )
+
+
+def context_findings(job: Job, layout: Layout | None) -> Iterator[Finding]:
+    """What the all-to-all of context parallelism can't deal out. Sizes that are still open (-1) are passed over."""
+    args, parallel = job.model.args, job.parallel
+    cp, tp = (layout.cp, layout.tp) if layout else (max(parallel.cp, 1), max(parallel.tp, 1))
+    if cp == 1 or parallel.cp_comm_type != "a2a" or not isinstance(args, ModelArgs):
+        return
+    heads, kv_heads = args.n_heads // tp, max(args.n_kv_heads // tp, 1)
+    if heads % cp or (kv_heads % cp and cp % kv_heads):
+        yield Finding(
+            ("parallel.cp", "parallel.cp_comm_type", "parallel.tp", "model.args.n_heads", "model.args.n_kv_heads"),
+            cp,
+            f'with cp_comm_type = "a2a" a divisor of n_heads / tp = {heads}, and a divisor or a multiple of the '
+            f"{kv_heads} heads of keys and values of a tp rank",
+            'change cp or tp, or set cp_comm_type = "all_gather"',
         )

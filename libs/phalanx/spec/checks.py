@@ -7,11 +7,11 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from phalanx.spec.attention_checks import kernel_findings
+from phalanx.spec.attention_checks import context_findings, kernel_findings, loss_findings
 from phalanx.spec.data_checks import data_findings
 from phalanx.spec.finding import Finding
 from phalanx.spec.keys import LARGEST_INTEGER, bound_text
-from phalanx.spec.layout import Layout
+from phalanx.spec.layout import Layout, window_parts
 from phalanx.spec.model import ROPE_SCALING_KEYS, ModelArgs
 from phalanx.spec.parallel import AXES, CHOSEN, MULTI_STAGE_SCHEDULES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Parallel
 
@@ -37,7 +37,7 @@ def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
         findings += _divisions(job.model.args, job.training.seq_len, job.parallel, layout)
     findings += _windows(job, layout)
     findings += _pipeline(job, layout)
-    findings += kernel_findings(job)
+    findings += [*kernel_findings(job), *loss_findings(job), *context_findings(job, layout)]
     return findings
 
 
@@ -227,12 +227,17 @@ def _experts(args: ModelArgs, parallel: Parallel, layout: Layout | None) -> Iter
 def _windows(job: Job, layout: Layout | None) -> Iterator[Finding]:
     parallel = job.parallel
     tp, cp = (layout.tp, layout.cp) if layout else (max(parallel.tp, 1), max(parallel.cp, 1))
-    if job.training.seq_len % (tp * cp):
+    parts = window_parts(cp, tp)
+    if job.training.seq_len % parts:
+        shown = (
+            f"tp x cp = {parts}" if parts == tp * cp else f"2 x cp x tp = {parts}" if tp > 1 else f"2 x cp = {parts}"
+        )
         yield Finding(
             ("training.seq_len", "parallel.tp", "parallel.cp"),
             job.training.seq_len,
-            f"a multiple of tp x cp = {tp * cp}, because each rank holds an equal part of every window",
-            f"use {math.ceil(job.training.seq_len / (tp * cp)) * tp * cp}, or lower tp or cp",
+            f"a multiple of {shown}, because each rank holds an equal part of every window"
+            + (", an early and a late one with cp" if cp > 1 else ""),
+            f"use {math.ceil(job.training.seq_len / parts) * parts}, or lower tp or cp",
         )
 
 

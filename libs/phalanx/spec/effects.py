@@ -36,6 +36,8 @@ def _layout_rules(job: Job, layout: Layout) -> Iterator[Rule]:
     stages_set = "stages_per_rank" in parallel.model_fields_set and not filled_in
     yield layout.pp == 1 and "schedule" in parallel.model_fields_set, "parallel.schedule", "parallel.pp is 1"
     yield layout.pp == 1 and stages_set, "parallel.stages_per_rank", "parallel.pp is 1"
+    method_set = "cp_comm_type" in parallel.model_fields_set
+    yield layout.cp == 1 and method_set, "parallel.cp_comm_type", "parallel.cp is 1"
     on_cpu, reason = cluster.device == "cpu", 'cluster.device is "cpu"'
     yield on_cpu and cluster.gpu is not None, "cluster.gpu", reason
     yield on_cpu and cluster.gpu_memory_gib is not None, "cluster.gpu_memory_gib", reason

@@ -138,6 +138,8 @@ class Job(Section):
         del chosen["parallel"]["layout"]  # where ranks are, not who said so
         if self.code.digest is None:
             del chosen["code"]
+        if layout.cp == 1:
+            del chosen["parallel"]["cp_comm_type"]  # came later, and says nothing there
         axes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
         return {**chosen, "parallel": {**chosen["parallel"], **axes}, "world_size": world_size}
 

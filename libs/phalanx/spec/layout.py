@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -25,3 +26,10 @@ class Layout:
     def dp(self) -> int:
         """Ranks that read different windows: dp_replicate x dp_shard."""
         return self.dp_replicate * self.dp_shard
+
+
+def window_parts(cp: int, tp: int) -> int:
+    """What the length of a window must be a multiple of: each of cp ranks has two of 2 cp equal chunks of it, and what
+    a rank has is cut over tp.
+    """
+    return math.lcm(cp * tp, 2 * cp) if cp > 1 else tp

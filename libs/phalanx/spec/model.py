@@ -77,7 +77,7 @@ class ModelArgs(Section):
     n_heads: int = key(Mark.IDENTITY, "Query heads of each layer.", unit="heads", gt=0, shapes=True)
     n_kv_heads: int = key(
         Mark.IDENTITY,
-        "Key and value heads of each layer (fewer: grouped queries). parallel.tp divides them, or is a multiple of them: then "
+        "Key and value heads of each layer (fewer: grouped queries). parallel.tp divides them, or is a multiple: then "
         "each rank holds the one head that its queries need.",
         0,
         unit="heads",

@@ -66,6 +66,14 @@ class Loss(Section):
         pattern=OWN_PATTERN,
     )
     args: dict[str, Any] = key(Mark.IDENTITY, "Keyword arguments of `loss.fn`.", {})
+    chunk_tokens: int = key(
+        Mark.FREE,
+        "Tokens whose logits exist at a time: the head and the cross-entropy go through a micro-batch in chunks of so "
+        "many, and backward computes their logits again. 0: logits of a micro-batch are whole.",
+        0,
+        unit="tokens",
+        ge=0,
+    )
 
     @field_validator("args")
     @classmethod

@@ -15,7 +15,7 @@ ZERO_BUBBLE_SCHEDULES = ("interleaved_zero_bubble", "zbv", "dualpipev")
 V_SCHEDULES = ("zbv", "dualpipev")
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 # What `layout = "auto"` chooses.
-CHOSEN = (*AXES, "ep", "zero", "schedule", "stages_per_rank", "local_batch_size")
+CHOSEN = (*AXES, "cp_comm_type", "ep", "zero", "schedule", "stages_per_rank", "local_batch_size")
 
 
 class Parallel(Section):
@@ -34,6 +34,12 @@ class Parallel(Section):
         Mark.PLACEMENT, "Data-parallel ranks that share the weights and the optimizer state.", -1, unit="ranks", ge=-1
     )
     cp: int = key(Mark.PLACEMENT, "Context-parallel size: ranks that share one window.", 1, unit="ranks", ge=-1)
+    cp_comm_type: Literal["all_gather", "a2a"] = key(
+        Mark.PLACEMENT,
+        "How attention sees the whole window: keys and values of all its ranks gathered to each, or whole windows of "
+        "some of the heads by all-to-all (Ulysses; cp must divide n_heads / tp); without effect when cp is 1.",
+        "all_gather",
+    )
     tp: int = key(Mark.PLACEMENT, "Tensor- and sequence-parallel size.", 1, unit="ranks", ge=-1)
     ep: int = key(
         Mark.PLACEMENT, "Expert-parallel size; folds over dp_shard x cp and adds no ranks.", 1, unit="ranks", gt=0

@@ -16,7 +16,6 @@ def refuse_unbuilt_model(args: ModelArgs) -> None:
 
 def refuse_unbuilt(job: Job, layout: Layout) -> None:
     """Raises PhalanxError for the first thing in `job` and its layout that this version does not train with."""
-    _refuse("parallel.cp", layout.cp, layout.cp > 1, "1: context parallelism is not in this version's trainer")
     _refuse("parallel.ep", layout.ep, layout.ep > 1, "1: expert parallelism is not in this version's trainer")
     if isinstance(job.model.args, ModelArgs):
         refuse_unbuilt_model(job.model.args)

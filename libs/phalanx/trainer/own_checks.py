@@ -28,13 +28,13 @@ def check_own(job: Job, layout: Layout) -> None:
         from phalanx.trainer.own_optimizer import rule_of
 
         rule_of(job)
-    _check_functions(job)
+    _check_functions(job, layout)
 
 
 def _check_model(job: Job, layout: Layout) -> None:
     """By the rules of `parallel`, told with the keys of the job file."""
     from phalanx.models.protocol import HasParallelPlan
-    from phalanx.parallel.build import build_on_meta, check_layout, user_class
+    from phalanx.parallel.build import build_on_meta, check_head, check_layout, user_class
     from phalanx.parallel.tensor import check_plan
 
     try:
@@ -42,6 +42,7 @@ def _check_model(job: Job, layout: Layout) -> None:
         model = build_on_meta(job)
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "cp", "tp")}
         check_layout(model, sizes, job.training.seq_len)
+        check_head(model, job.loss.chunk_tokens)
         if layout.pp > 1:
             check_stages(model, layout.pp * job.parallel.stages_per_rank)
         if layout.tp > 1:
@@ -78,7 +79,7 @@ def check_stages(model: nn.Module, num_stages: int) -> None:
         )
 
 
-def _check_functions(job: Job) -> None:
+def _check_functions(job: Job, layout: Layout) -> None:
     if job.loss.fn is None and not job.metrics.fn:
         return
     from phalanx.parallel.own import check_token_sum
@@ -88,6 +89,6 @@ def _check_functions(job: Job) -> None:
         given = job.model.args.get("vocab_size")
     vocab_size = min(given, PROBED_VOCABULARY) if isinstance(given, int) and given > 1 else PROBED_VOCABULARY
     if job.loss.fn is not None:
-        check_token_sum("loss.fn", job.loss.fn, job.loss.args, vocab_size)
+        check_token_sum("loss.fn", job.loss.fn, job.loss.args, vocab_size, cuts_windows=layout.cp > 1)
     for name, path in job.metrics.fn.items():
-        check_token_sum(f"metrics.fn.{name}", path, {}, vocab_size)
+        check_token_sum(f"metrics.fn.{name}", path, {}, vocab_size, cuts_windows=layout.cp > 1)

@@ -40,13 +40,19 @@ def make_job(case: Mapping[str, Any]) -> Job:
     job = parse_job(
         {
             "job": {"name": "parity", "storage": "memory://parity"},
-            "model": {"args": MODEL | case.get("model", {})},
+            "model": {"args": MODEL | case.get("model", {}), "attn_backend": case.get("attn_backend", "sdpa")},
             "data": {"train": "memory://parity/train"},
-            "training": {"seq_len": SEQ_LEN, "steps": 1, "global_batch_size": NUM_WINDOWS, "seed": SEED}
+            "training": {
+                "seq_len": case.get("seq_len", SEQ_LEN),
+                "steps": 1,
+                "global_batch_size": NUM_WINDOWS,
+                "seed": SEED,
+            }
             | {"mixed_precision_param": case.get("dtype", "float32")},
             "optimizer": {"lr": 1e-3},
             "parallel": case.get("parallel", {}),
             "activation_checkpoint": {"mode": case.get("recompute", "none")},
+            "loss": {"chunk_tokens": case.get("chunk_tokens", 0)},
             "compile": {"enable": case.get("compile", False)},
             "cluster": {"nproc": case["world_size"]},
         }

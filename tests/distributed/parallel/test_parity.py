@@ -40,13 +40,21 @@ REFERENCES: dict[str, dict[str, Any]] = {
 
 
 def _case(
-    reference: str = "base", *, dtype: str = "float32", recompute: str = "none", **parallel: Any
+    reference: str = "base",
+    *,
+    dtype: str = "float32",
+    recompute: str = "none",
+    attn_backend: str = "sdpa",
+    chunk_tokens: int = 0,
+    **parallel: Any,
 ) -> dict[str, Any]:
     return {
         "reference": reference,
         "model": REFERENCES[reference],
         "dtype": dtype,
         "recompute": recompute,
+        "attn_backend": attn_backend,
+        "chunk_tokens": chunk_tokens,
         "parallel": parallel,
     }
 
@@ -69,6 +77,9 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "local3_surplus": _case(local_batch_size=3),
         "recompute": _case(recompute="full"),
         "bf16": _case(dtype="bfloat16"),
+        "varlen": _case(attn_backend="varlen", recompute="full"),
+        "chunked": _case(chunk_tokens=5),
+        "chunked_bf16": _case(chunk_tokens=7, dtype="bfloat16"),
     },
     2: {
         "dp2_zero1": _case(zero=1),
@@ -84,6 +95,12 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "tp2_recompute": _case(tp=2, recompute="full"),
         "tp2_bf16": _case(tp=2, dtype="bfloat16"),
         "pp2_recompute": _case(pp=2, recompute="full"),
+        "tp2_varlen_chunked": _case("qwen", tp=2, attn_backend="varlen", chunk_tokens=5),
+        "pp2_zbv_chunked": _pipeline("zbv", pp=2, chunk_tokens=5, attn_backend="varlen"),
+        "cp2": _case(cp=2),
+        "cp2_zero2_chunked": _case("odd", cp=2, zero=2, chunk_tokens=3, local_batch_size=3),
+        "cp2_a2a_one_kv_head": _case("one_kv_head", cp=2, cp_comm_type="a2a", attn_backend="varlen"),
+        "cp2_bf16": _case(cp=2, dtype="bfloat16"),
         **{f"pp2_{schedule}": _pipeline(schedule, pp=2) for schedule in SCHEDULES},
     },
     4: {
@@ -94,11 +111,14 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "dp2_tp2": _case(tp=2),
         "dp2_tp2_zero1": _case(tp=2, zero=1),
         "dp2_tp2_qwen": _case("qwen", tp=2),
-        "dp2_tp2_one_kv_head": _case("one_kv_head", tp=2),
         "tp4_two_kv_heads": _case("qwen", tp=4),
         "replicate2_tp2": _case(tp=2, dp_replicate=2),
         "pp2_dp2_odd": _pipeline("1f1b", "odd", pp=2),
         "pp2_tp2": _pipeline("1f1b", pp=2, tp=2),
+        "dp2_cp2": _case("odd", cp=2, zero=2),
+        "replicate2_cp2_a2a": _case(cp=2, dp_replicate=2, cp_comm_type="a2a"),
+        "cp2_tp2_a2a_chunked": _case(cp=2, tp=2, cp_comm_type="a2a", chunk_tokens=5),
+        "pp2_cp2": _pipeline("1f1b", pp=2, cp=2),
         "pp4_zbv": _pipeline("zbv", "deep", pp=4),
         "pp4_dualpipev": _pipeline("dualpipev", "deep", pp=4),
         "pp4_interleaved": _pipeline("interleaved_1f1b", "deep", pp=4),
@@ -111,6 +131,27 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
 }
 
 
+LONG: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "tp2_tied_chunked": _case("tied", tp=2, chunk_tokens=16),
+        "pp2_chunked": _pipeline("1f1b", pp=2, chunk_tokens=5),
+        "cp2_a2a": _case(cp=2, cp_comm_type="a2a"),
+        "cp2_zero1_varlen": _case("qwen", cp=2, zero=1, attn_backend="varlen", recompute="full"),
+    },
+    4: {
+        "dp2_tp2_one_kv_head": _case("one_kv_head", tp=2),
+        "cp4": _case(cp=4),
+        "pp2_cp2_zbv_a2a": _pipeline("zbv", pp=2, cp=2, cp_comm_type="a2a", chunk_tokens=3),
+        "pp2_tp2_chunked": _pipeline("interleaved_1f1b", pp=2, tp=2, chunk_tokens=5),
+        "cp2_tp2_bf16": _case(cp=2, tp=2, dtype="bfloat16"),
+        "cp4_a2a": _case(cp=4, cp_comm_type="a2a"),
+        "cp2_tp2": _case("qwen", cp=2, tp=2),
+    },
+    8: {
+        "pp2_cp2_tp2": _pipeline("1f1b", pp=2, cp=2, tp=2, attn_backend="varlen", chunk_tokens=5),
+        "hsdp_cp2_a2a": _case(cp=2, dp_replicate=2, cp_comm_type="a2a"),
+    },
+}
 COMPILED = {
     "dp2": _case() | {"compile": True},
     "tp2_recompute": _case(tp=2, recompute="full") | {"compile": True},
@@ -131,6 +172,14 @@ def test_every_layout_gives_loss_and_gradients_of_one_process(
     fork_server: ForkServer, references: dict[str, str], world_size: int
 ) -> None:
     _check_table(fork_server, references, world_size, TABLE[world_size])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("world_size", LONG)
+def test_further_layouts_give_loss_and_gradients_of_one_process(
+    fork_server: ForkServer, references: dict[str, str], world_size: int
+) -> None:
+    _check_table(fork_server, references, world_size, LONG[world_size])
 
 
 @pytest.mark.long
@@ -194,11 +243,26 @@ REFUSED = {
     "zero3 with zero bubble": (_unchecked(pp=2, schedule="zbv", stages_per_rank=2), r"^\[parallel\] zero is 3.*zbv"),
     "zero2 with pp": (_unchecked(pp=2, zero=2), r"^\[parallel\] zero is 2"),
     "stages": (_unchecked(pp=2, schedule="zbv", zero=1), r"^\[parallel\] stages_per_rank"),
-    "heads": (_unchecked(tp=2) | {"model": {"n_heads": 3, "n_kv_heads": 1, "head_dim": 8}}, r"^\[parallel\] tp is 2.*n_heads"),
-    "kv heads": (_unchecked(tp=2) | {"model": {"n_heads": 6, "n_kv_heads": 3, "head_dim": 8}}, r"^\[parallel\] tp is 2.*3 heads"),
+    "heads": (
+        _unchecked(tp=2) | {"model": {"n_heads": 3, "n_kv_heads": 1, "head_dim": 8}},
+        r"^\[parallel\] tp is 2.*n_heads",
+    ),
+    "kv heads": (
+        _unchecked(tp=2) | {"model": {"n_heads": 6, "n_kv_heads": 3, "head_dim": 8}},
+        r"^\[parallel\] tp is 2.*3 heads",
+    ),
     "vocabulary": (_unchecked(tp=2) | {"model": {"vocab_size": 91}}, r"^\[parallel\] tp is 2.*tok_embeddings.weight"),
     "tied pipeline": (_unchecked(pp=2) | {"model": TIED}, r"^\[model.args\] tie_embeddings"),
-    "context": (_unchecked(cp=2), r"^\[parallel\] cp"),
+    "odd window": (_unchecked(cp=2) | {"seq_len": 18}, r"^\[training\] seq_len is 18.*a multiple of 4"),
+    "heads of a context": (
+        _unchecked(cp=2, cp_comm_type="a2a") | {"model": {"n_heads": 3, "n_kv_heads": 1, "head_dim": 8}},
+        r"^\[parallel\] cp is 2.*the 3 heads",
+    ),
+    "no context": (_unchecked(cp=2) | {"class": "parity:Bigrams"}, r"^\[parallel\] cp.*no set_context\(context\)"),
+    "no head": (
+        _case(chunk_tokens=4) | {"class": "parity:Bigrams"},
+        r"^\[loss\] chunk_tokens is 4.*no detach_head\(\)",
+    ),
     "no plan": (_unchecked(tp=2) | {"class": "parity:Bigrams"}, r"^\[parallel\] tp.*no parallel_plan\(\)"),
     "no stages": (_unchecked(pp=2) | {"class": "parity:Bigrams"}, r"^\[parallel\] pp.*no split_stages"),
     "no class": (_case() | {"class": "parity:Nothing"}, r"^\[model\] class.*package.module:Class"),

@@ -128,7 +128,7 @@ def test_a_model_that_fits_no_layout_is_refused():
         choose(automatic("405b-4096gpu"), 8)
 
 
-OTHERS = {"schedule": "gpipe", "dp_shard": 2, "zero": 1}
+OTHERS = {"schedule": "gpipe", "cp_comm_type": "a2a", "dp_shard": 2, "zero": 1}
 
 
 @pytest.mark.parametrize("key", CHOSEN)

@@ -61,7 +61,7 @@ def test_config_check_says_what_layout_is_chosen(run):
 
 
 def test_config_check_bad_job_exits_2_with_one_line_a_mistake(run):
-    code, out, err = run("check", "--world", "6", "--set", "parallel.tp=4", "--set", "training.stepz=3")
+    code, out, err = run("check", "--world", "6", "--set", "parallel.tp=8", "--set", "training.stepz=3")
     assert code == 2 and out == ""
     assert {line.removeprefix("phalanx: ").split(" is ")[0] for line in err.splitlines()} == {
         "training.stepz",

@@ -46,6 +46,30 @@ EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "
             "training.seq_len",
             "a multiple of tp x cp = 4",
         ),
+        ({"training__seq_len": 126, "parallel__cp": 2}, 2, "training.seq_len", "a multiple of 2 x cp = 4"),
+        (
+            {"training__seq_len": 132, "parallel__cp": 2, "parallel__tp": 4},
+            8,
+            "training.seq_len",
+            "a multiple of tp x cp = 8",
+        ),
+        (
+            {"parallel__cp": 3, "training__seq_len": 126, "parallel__cp_comm_type": "a2a"},
+            3,
+            "parallel.cp",
+            "n_heads / tp = 4",
+        ),
+        (
+            {
+                "parallel__cp": 4,
+                "parallel__cp_comm_type": "a2a",
+                "model__args": {"n_heads": 12, "n_kv_heads": 6, "head_dim": 8},
+            },
+            4,
+            "parallel.cp",
+            "a multiple of the 6 heads of keys and values",
+        ),
+        ({"loss": {"fn": "mine:loss", "chunk_tokens": 8}}, None, "loss.chunk_tokens", "0 beside loss.fn"),
         ({"parallel__pp": 8}, 8, "parallel.pp", "at most 4 stages"),
         ({"parallel__pp": 4, "parallel__schedule": "interleaved_1f1b"}, 4, "parallel.pp", "pp x stages_per_rank is 8"),
         ({"parallel__pp": -1, "parallel__dp_shard": 1}, 8, "parallel.pp", "at most 4 stages"),
@@ -186,6 +210,10 @@ def test_schedule_with_whole_weights_is_accepted_and_without_pipeline_ignored(sc
             ('lr_scheduler.total_steps has no effect, because lr_scheduler.decay_type is "none"',),
         ),
         ({"lr_scheduler__decay_type": "none"}, ()),
+        (
+            {"parallel__cp_comm_type": "a2a"},
+            ("parallel.cp_comm_type has no effect, because parallel.cp is 1",),
+        ),
         (
             {"cluster__gpu_memory_gib": 24.0},
             ('cluster.gpu_memory_gib has no effect, because cluster.device is "cpu"',),

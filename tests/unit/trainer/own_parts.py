@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.models.protocol import Style
+from phalanx.models.protocol import Context, Style
 
 
 class Plain(nn.Module):
@@ -49,6 +49,13 @@ def raises(*_: Any) -> Tensor:
     raise RuntimeError("no such kernel")
 
 
+class Sharing(Plain):
+    """Looks at no other tokens, so that it needs nothing of a context."""
+
+    def set_context(self, context: Context) -> None:
+        pass
+
+
 def cross_entropy(logits: Tensor, targets: Tensor, scale: float = 1.0) -> Tensor:
     """The sum over tokens that count."""
     return scale * F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
@@ -62,6 +69,12 @@ def mean(logits: Tensor, targets: Tensor) -> Tensor:
 def counts_all(logits: Tensor, targets: Tensor) -> Tensor:
     """Also tokens that don't count."""
     return logits.square().sum()
+
+
+def neighbours(logits: Tensor, targets: Tensor) -> Tensor:
+    """A sum over windows whose terms look at two tokens each."""
+    counted = (targets != -100).unsqueeze(-1)
+    return (logits.diff(dim=1).square() * (counted[:, 1:] & counted[:, :-1])).sum()
 
 
 def a_number(logits: Tensor, targets: Tensor) -> float:

@@ -32,12 +32,23 @@ def _model(name: str, **args: Any) -> dict[str, Any]:
     return {"class": f"own_parts:{name}", "args": {"vocab_size": 32, **args}}
 
 
-PP2 = {"pp": 2}
+PP2, CP2 = {"pp": 2}, {"cp": 2}
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "no class": ({"model": _model("Nothing")}, 1, r"model\.class is 'own_parts:Nothing': .*importable.*code\.path"),
     "no module": ({"model": {"class": "nothing:X", "args": {}}}, 1, r"model\.class is 'nothing:X'"),
     "wrong argument": ({"model": _model("Plain", depth=3)}, 1, r"model\.args is .*Plain\(.*unexpected keyword.*depth"),
     "tp": ({"parallel": {"tp": 2}}, 2, r"parallel\.tp is 2: expected 1, because Plain has no parallel_plan\(\)"),
+    "cp": ({"parallel": CP2}, 2, r"parallel\.cp is 2: expected 1, because Plain has no set_context\(context\)"),
+    "head": (
+        {"loss": {"chunk_tokens": 4}},
+        1,
+        r"loss\.chunk_tokens is 4: expected 0, because Plain has no detach_head",
+    ),
+    "loss of two tokens": (
+        {"model": _model("Sharing"), "parallel": CP2, "loss": {"fn": "own_parts:neighbours"}},
+        2,
+        r"loss\.fn is .*with \[parallel\] cp > 1 a function of each token by itself",
+    ),
     "pp": ({"parallel": PP2}, 2, r"parallel\.pp is 2: expected 1, because Plain has no split_stages\(num_stages\)"),
     "plan": ({"model": _model("Planned"), "parallel": {"tp": 2}}, 2, r"parallel_plan\(\) is 'head.weight'"),
     "width": ({"model": _model("Planned", dim=9), "parallel": {"tp": 2}}, 2, r"parallel\.tp is 2: expected a divisor"),
@@ -82,6 +93,11 @@ def test_own_parts_that_fit_pass() -> None:
         optimizer={"class": "own_parts:Lion", "args": {"beta": 0.5}},
     )
     check_own(job, job.layout(2))
+    alone = {"model": _model("Sharing"), "loss": {"fn": "own_parts:cross_entropy"}}
+    sharing = _job(**alone, parallel={"cp": 2})
+    check_own(sharing, sharing.layout(2))
+    plain = _job(loss={"fn": "own_parts:neighbours"})
+    check_own(plain, plain.layout(2))
 
 
 @pytest.mark.parametrize(
