@@ -1,0 +1,162 @@
+"""Steps of `phalanx run` beside a hand-written PyTorch loop (bare.py) with the same model, batch and number of ranks.
+
+Both print a line a step, and the time from line to line counts: everything a run does between two steps is in it (for
+Phalanx the wait for data, the agreement of all ranks, step records with a digest of every window, metrics). Runs are
+interleaved; of each the median step behind the first `WARM` counts. Ranks replicate the weights on both sides
+(`dp_replicate`, DistributedDataParallel).
+
+OMP_NUM_THREADS=1 python benchmarks/train/loop.py FOLDER [--ranks 1 2] [--steps 30] [--rounds 3] [--json FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+
+from corpus import machine, write_split
+
+from phalanx.objects import open_store
+
+VOCAB_SIZE, SEQ_LEN, WINDOWS_A_RANK, WARM = 2048, 256, 8, 5
+MODEL = {
+    "dim": 256,
+    "n_layers": 4,
+    "n_heads": 8,
+    "n_kv_heads": 4,
+    "ffn_dim": 688,
+    "vocab_size": VOCAB_SIZE,
+}
+DEADLINE_S = 600.0
+
+JOB = """
+[job]
+name = "loop"
+storage = "file://{folder}/{run}"
+[model.args]
+{model}
+[data]
+train = "file://{folder}/split"
+document_mask = false
+[training]
+seq_len = {seq_len}
+steps = {steps}
+global_batch_size = {batch}
+mixed_precision_param = "float32"
+[optimizer]
+lr = 1e-3
+[parallel]
+dp_replicate = {ranks}
+dp_shard = 1
+zero = 1
+local_batch_size = {windows}
+[checkpoint]
+interval = 1_000_000
+[metrics]
+log_freq = 1
+folder = "{folder}/{run}-metrics"
+[cluster]
+nproc = {ranks}
+"""
+
+
+def steps_of(command: Sequence[str], environ: dict[str, str], mark: str) -> Iterator[float]:
+    """When each line of a step came from a process that ends well."""
+    process = subprocess.Popen(
+        command, env=os.environ | environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if mark in line:
+            yield time.perf_counter()
+    if process.wait(DEADLINE_S):
+        raise SystemExit("".join(lines))
+
+
+def step_s(moments: Iterator[float]) -> float:
+    """Seconds of the median step behind the first ones."""
+    return float(median(np.diff(list(moments))[WARM:]))
+
+
+def ours(folder: Path, ranks: int, steps: int) -> float:
+    run = uuid.uuid4().hex[:8]
+    path = folder / f"{run}.toml"
+    path.write_text(
+        JOB.format(
+            folder=folder,
+            run=run,
+            model="\n".join(f"{key} = {value}" for key, value in MODEL.items()),
+            seq_len=SEQ_LEN,
+            steps=steps,
+            batch=WINDOWS_A_RANK * ranks,
+            ranks=ranks,
+            windows=WINDOWS_A_RANK,
+        )
+    )
+    return step_s(steps_of([sys.executable, "-m", "phalanx.cli", "run", str(path)], {}, "loop: step "))
+
+
+def theirs(folder: Path, ranks: int, steps: int) -> float:
+    run = uuid.uuid4().hex[:8]
+    settings = folder / f"{run}.json"
+    settings.write_text(
+        json.dumps({"model": MODEL, "seq_len": SEQ_LEN, "batch": WINDOWS_A_RANK * ranks, "steps": steps})
+    )
+    command = [sys.executable, str(Path(__file__).with_name("bare.py")), str(settings), str(folder / "tokens.bin")]
+    command.append(str(folder / f"{run}-rendezvous"))
+    others = [
+        subprocess.Popen(command, env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks)})
+        for rank in range(1, ranks)
+    ]
+    found = step_s(steps_of(command, {"RANK": "0", "WORLD_SIZE": str(ranks)}, "step "))
+    for other in others:
+        if other.wait(DEADLINE_S):
+            raise SystemExit(f"a rank of the bare loop ended with {other.returncode}")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path, default=None)
+    options = parser.parse_args()
+    folder = options.folder.absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, 2_000_000, dtype=np.uint16)
+    tokens.tofile(folder / "tokens.bin")
+    write_split(open_store(f"file://{folder}/split"), tokens, 1_000_000, VOCAB_SIZE)
+    rows = []
+    for ranks in options.ranks:
+        print(f"{machine()}; {ranks} rank(s), {options.steps} steps, {options.rounds} rounds", flush=True)
+        pairs = []
+        for number in range(options.rounds):
+            sides = [ours, theirs] if number % 2 else [theirs, ours]
+            found = {side.__name__: side(folder, ranks, options.steps) for side in sides}
+            pairs.append((found["ours"], found["theirs"]))
+            print(f"  round {number + 1}: {found['ours']:.4f} s a step, bare loop {found['theirs']:.4f} s", flush=True)
+        ratios = [bare / own for own, bare in pairs]
+        speed = median(ratios)
+        print(f"  speed / bare loop: {speed:.3f} ({min(ratios):.3f} to {max(ratios):.3f}); target 0.98", flush=True)
+        rows.append({"ranks": ranks, "step_s": pairs, "ratio": speed})
+    if options.json:
+        options.json.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()
