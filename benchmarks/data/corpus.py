@@ -41,7 +41,9 @@ def document_lengths(num_tokens: int) -> NDArray[np.int64]:
     return np.append(lengths[:count], num_tokens - (ends[count - 1] if count else 0)).astype(np.int64)
 
 
-def write_split(store: ObjectStore, tokens: NDArray[np.uint16], shard_tokens: int = SHARD_TOKENS) -> None:
+def write_split(
+    store: ObjectStore, tokens: NDArray[np.uint16], shard_tokens: int = SHARD_TOKENS, vocab_size: int = VOCAB_SIZE
+) -> None:
     """The split; nothing where it is there already."""
     if any(True for _ in store.list("manifest.json")):
         return
@@ -49,7 +51,7 @@ def write_split(store: ObjectStore, tokens: NDArray[np.uint16], shard_tokens: in
     for number, start in enumerate(range(0, len(tokens), shard_tokens)):
         shard, builder, at = (
             tokens[start : start + shard_tokens],
-            ShardBuilder(f"train-{number:08d}", token_dtype(VOCAB_SIZE)),
+            ShardBuilder(f"train-{number:08d}", token_dtype(vocab_size)),
             0,
         )
         for document, length in enumerate(document_lengths(len(shard)).tolist()):
@@ -66,7 +68,7 @@ def write_split(store: ObjectStore, tokens: NDArray[np.uint16], shard_tokens: in
         name="train",
         is_held_out=False,
         tokenizer_digest=sha256(b""),
-        vocab_size=VOCAB_SIZE,
+        vocab_size=vocab_size,
         eos_id=0,
         recipe={},
     )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.cost import RunCost, run_cost
+from phalanx.planner.mfu import mfu
 from phalanx.planner.prices import Prices
 from phalanx.planner.reliability import HOUR_S, Recovery, best_interval_s, expected_ettr, has_rates, rates_for
 
@@ -87,7 +88,7 @@ def forecast(
         cost, unpriced = None, str(error)
     return Forecast(
         tokens_per_s=tokens_per_s,
-        mfu=flops_per_token * tokens_per_s / (gpus * peak_tflops * 1e12),
+        mfu=mfu(flops_per_token, tokens_per_s, gpus, peak_tflops),
         mtbf_h=mtbf_h,
         recovery=recovery,
         ettr=ettr,

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from phalanx.planner.mfu import mfu_of
 from phalanx.spec import Job
 from phalanx.spec.job import plain
 from phalanx.telemetry import Metric, Metrics
@@ -36,6 +37,7 @@ class Figures:
             enable_wandb=job.metrics.enable_wandb,
             more=more,
         )
+        self._mfu = mfu_of(job)
         self._step = 0
         self._row: dict[str, float] = {}
 
@@ -60,7 +62,10 @@ class Figures:
             self._row = {
                 metric: float("nan") if fields[name] is None else float(fields[name]) for metric, name in FIELDS.items()
             }
-            self._row[Metric.TOKENS_PER_SECOND] = fields["tokens"] / fields["step_time_s"]
+            tokens_per_s = fields["tokens"] / fields["step_time_s"]
+            self._row[Metric.TOKENS_PER_SECOND] = tokens_per_s
+            if self._mfu is not None:
+                self._row[Metric.MFU] = self._mfu(tokens_per_s)
             for source, epochs in fields.get("epochs", {}).items():
                 self._row[f"{Metric.EPOCHS}/{source}"] = float(epochs)
         elif kind == "evaluation" and int(fields["step"]) == self._step and fields["loss"] is not None:
