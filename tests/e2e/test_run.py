@@ -135,7 +135,7 @@ RELAYOUT = {
     "dp_replicate2": ("cluster.nproc=2", "parallel.dp_replicate=2", "parallel.zero=1"),
     "tp2 x dp2": ("cluster.nproc=4", "parallel.tp=2"),
     "pp2": ("cluster.nproc=2", "parallel.pp=2", "parallel.local_batch_size=2"),
-    "tp2": ("cluster.nproc=2", "parallel.tp=2"),
+    "cp2": ("cluster.nproc=2", "parallel.cp=2", "model.attn_backend=varlen", "loss.chunk_tokens=24"),
     "one again": ("cluster.nproc=1",),
 }
 

@@ -107,12 +107,21 @@ def check_layout(model: nn.Module, sizes: Mapping[str, int], seq_len: int) -> No
 
 def check_head(model: nn.Module, chunk_tokens: int) -> None:
     """PhalanxError where a loss by chunks of tokens needs a head that the model does not give."""
-    if chunk_tokens and not isinstance(model, HasHead):
+    if not chunk_tokens:
+        return
+    if not isinstance(model, HasHead):
         raise PhalanxError(
             "[loss] chunk_tokens",
             value=chunk_tokens,
             expected=f"0, because {type(model).__name__} has no detach_head()",
             remedy="add the method and `head` (see phalanx.models.protocol.HasHead) or set 0",
+        )
+    if not isinstance(model.head, nn.Linear) or model.head.bias is not None:
+        raise PhalanxError(
+            "[loss] chunk_tokens",
+            value=chunk_tokens,
+            expected=f"0, because `head` of {type(model).__name__} is no Linear without a bias",
+            remedy="give the head no bias or set 0",
         )
 
 

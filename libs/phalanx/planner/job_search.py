@@ -57,6 +57,7 @@ def run_shape(job: Job) -> RunShape:
         recompute=job.activation_checkpoint.mode == "full",
         document_mask=job.data.document_mask and job.model.attn_backend == "sdpa",
         chunk_tokens=job.loss.chunk_tokens,
+        cp_comm_type=job.parallel.cp_comm_type,
         param_bytes=_BYTES[job.training.mixed_precision_param],
         reduce_bytes=_BYTES[job.training.mixed_precision_reduce],
     )

@@ -178,12 +178,17 @@ def _tensor_traffic(place: Place, compute_s: float) -> float:
 
 
 def _context_traffic(place: Place, attention_s: float) -> float:
-    """Keys and values of the whole window come to every rank of cp, and their gradients go back, beside attention."""
+    """Keys and values of the whole window come to every rank of cp, and their gradients go back, beside attention; or
+    each rank exchanges its tokens for some of the heads by all-to-all."""
     cp, constants = place.layout.cp, place.chip.calibration
     if cp == 1:
         return 0.0
     group = place.cluster.group(cp, place.layout.tp, constants.nvlink_share, constants.network_share)
     model = place.model
+    if place.run.cp_comm_type == "a2a":  # queries, keys, values there and the result back; nothing runs beside it
+        kv_heads = max(model.n_kv_heads, cp * place.layout.tp)
+        width = 2 * (model.n_heads + kv_heads) * model.head_dim / place.layout.tp
+        return (3 if place.run.recompute else 2) * all_to_all_s(2 * place.tokens * width, group)
     per_token = 4 * model.n_kv_heads * model.head_dim / place.layout.tp
     num_bytes = per_token * place.run.seq_len * place.run.local_batch_size
     passes = 4 if place.run.recompute else 3

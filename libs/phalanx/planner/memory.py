@@ -1,6 +1,6 @@
 """Memory of one rank in bytes: weights, gradients, optimizer state and activations, as Phalanx holds them on FSDP2.
 
-Let P be the rank's parameters after pp, tp and ep, N = dp_shard, b the bytes of a weight in computation (2 for
+Let P be the rank's parameters after pp, tp and ep, N = dp_shard x cp, b the bytes of a weight in computation (2 for
 bfloat16).
 - masters: fp32, sharded: 4 P / N. Optimizer: AdamW's two fp32 moments: 8 P / N.
 - weights gathered for computation: b P at zero 1 and 2. At zero 3 without a pipeline: two layers (the running one and
@@ -82,8 +82,9 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
 
 def _sharded(held: RankParameters, layout: Layout) -> int:
     """Parameters of one rank's shard, rounded up: experts are cut over what ep leaves of dp_shard x cp."""
-    expert_shards = max(layout.dp_shard * layout.cp // layout.ep, 1) if layout.ep > 1 else layout.dp_shard
-    return -(-held.dense // layout.dp_shard) + -(-held.experts // expert_shards)
+    shards = layout.dp_shard * layout.cp
+    expert_shards = max(shards // layout.ep, 1)
+    return -(-held.dense // shards) + -(-held.experts // expert_shards)
 
 
 def _gathered_weights(held: RankParameters, layout: Layout, run: RunShape) -> int:

@@ -142,7 +142,7 @@ class Search:
         held = rank_parameters(model, layout, stage, is_first=layout.pp == 1, is_last=layout.pp == 1)
         whole = layout.pp > 1 or (run.zero == 1 and num_micro_batches(layout, run) > 1)
         sharded = _SHARDED_BYTES * (
-            held.dense / layout.dp_shard + held.experts / max(layout.dp * layout.cp // layout.ep, 1)
+            held.dense / (layout.dp_shard * layout.cp) + held.experts / max(layout.dp * layout.cp // layout.ep, 1)
         )
         weights = 0 if layout.pp == 1 and run.zero == 3 else run.param_bytes
         return (_WHOLE_BYTES if whole else weights) * held.total + sharded + self.runtime_bytes

@@ -94,6 +94,7 @@ class RunShape:
     reduce_bytes: of one gradient on the wire. precision: of the matrix products, as compute names them.
     sequence_parallel: norms and residuals cut over tp. offloaded: share of the optimizer state, 0 to 1, that lies in
     the host's memory. chunk_tokens: whose logits exist at a time; 0 for those of a micro-batch.
+    cp_comm_type: how attention sees a window that ranks share, all_gather or a2a.
     """
 
     seq_len: int
@@ -112,3 +113,4 @@ class RunShape:
     offloaded: float = 0.0
     recompute_share: float = 0.0
     chunk_tokens: int = 0
+    cp_comm_type: str = "all_gather"

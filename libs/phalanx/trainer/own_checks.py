@@ -4,6 +4,7 @@ of a few elements. torch is imported only where a job names something of its own
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from phalanx.core.errors import PhalanxError
@@ -33,7 +34,7 @@ def check_own(job: Job, layout: Layout) -> None:
 
 def _check_model(job: Job, layout: Layout) -> None:
     """By the rules of `parallel`, told with the keys of the job file."""
-    from phalanx.models.protocol import HasParallelPlan
+    from phalanx.models.protocol import HasHead, HasParallelPlan
     from phalanx.parallel.build import build_on_meta, check_head, check_layout, user_class
     from phalanx.parallel.tensor import check_plan
 
@@ -44,7 +45,11 @@ def _check_model(job: Job, layout: Layout) -> None:
         check_layout(model, sizes, job.training.seq_len)
         check_head(model, job.loss.chunk_tokens)
         if layout.pp > 1:
-            check_stages(model, layout.pp * job.parallel.stages_per_rank)
+            if job.loss.chunk_tokens:
+                assert isinstance(model, HasHead), "check_head refused it"
+                model.detach_head()
+            stages = check_stages(model, layout.pp * job.parallel.stages_per_rank)
+            _check_methods(stages, has_context=layout.cp > 1, has_head=job.loss.chunk_tokens > 0)
         if layout.tp > 1:
             assert isinstance(model, HasParallelPlan), "check_layout refused it"
             check_plan(model, layout.tp)
@@ -55,9 +60,9 @@ def _check_model(job: Job, layout: Layout) -> None:
         ) from error
 
 
-def check_stages(model: nn.Module, num_stages: int) -> None:
-    """Raises PhalanxError where `split_stages` gives another number of stages, or not every parameter of the model to
-    one stage under the name that it has in the model.
+def check_stages(model: nn.Module, num_stages: int) -> Sequence[nn.Module]:
+    """The stages. Raises PhalanxError where `split_stages` gives another number of them, or not every parameter of the
+    model to one stage under the name that it has in the model.
     """
     from phalanx.models.protocol import HasStages
 
@@ -76,6 +81,26 @@ def check_stages(model: nn.Module, num_stages: int) -> None:
             value=", ".join(wrong[:3]),
             expected="every parameter of the model in one stage, under the name that it has in the model",
             remedy="give the stages the model's own modules under their own names",
+        )
+    return stages
+
+
+def _check_methods(stages: Sequence[nn.Module], *, has_context: bool, has_head: bool) -> None:
+    """What the model's own methods promise of its stages."""
+    from phalanx.models.protocol import HasContext, HasHead
+
+    if has_context and not all(isinstance(stage, HasContext) for stage in stages):
+        raise PhalanxError(
+            "split_stages()",
+            expected="stages with set_context(context), as parallel.cp is above 1",
+            remedy="give each stage the method",
+        )
+    last = stages[-1]
+    if has_head and not (isinstance(last, HasHead) and last.head is not None):
+        raise PhalanxError(
+            "split_stages()",
+            expected="a last stage with `head`, as loss.chunk_tokens is above 0",
+            remedy="give it the head of the model",
         )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +16,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from phalanx.parallel import ParallelModel, SlotBatch, build_mesh
 from phalanx.parallel.loss import chunked_cross_entropy, token_sum_cross_entropy
+from phalanx.spec import parse_job
 
 
 def _drawn(
@@ -85,7 +88,7 @@ class _Memory(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.alive = self.peak = 0
+        self.alive = self.peak = self.largest = 0
         self._known: set[int] = set()
 
     def _forget(self, address: int, num_bytes: int) -> None:
@@ -101,6 +104,7 @@ class _Memory(TorchDispatchMode):
                 if storage._cdata not in given and storage._cdata not in self._known:
                     self._known.add(storage._cdata)
                     self.alive += storage.nbytes()
+                    self.largest = max(self.largest, storage.nbytes())
                     weakref.finalize(storage, self._forget, storage._cdata, storage.nbytes())
         self.peak = max(self.peak, self.alive)
         return found
@@ -122,3 +126,72 @@ def test_logits_of_all_tokens_never_exist() -> None:
     assert whole >= 2 * of_logits, "the measure sees logits where there are any"
     of_chunk, of_gradients = chunk * vocab * 4, (vocab + tokens) * dim * 4
     assert chunked <= 4 * of_chunk + 3 * of_gradients < of_logits
+
+
+WINDOWS, SEQ_LEN, VOCAB_SIZE, DIM = 2, 128, 512, 16
+
+
+@pytest.fixture
+def group_of_one() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def right_tokens(logits: Tensor, targets: Tensor) -> Tensor:
+    """A metric: how many tokens are right."""
+    assert logits.shape[1:] == (SEQ_LEN, VOCAB_SIZE), "metrics see whole windows"
+    return (logits.argmax(-1) == targets).sum().float()
+
+
+def _model(chunk_tokens: int, metrics: dict[str, str]) -> ParallelModel:
+    shape = {"dim": DIM, "n_layers": 2, "n_heads": 2, "ffn_dim": 32, "vocab_size": VOCAB_SIZE}
+    job = parse_job(
+        {
+            "job": {"name": "chunks", "storage": "memory://chunks"},
+            "model": {"args": shape, "attn_backend": "varlen"},
+            "data": {"train": "memory://chunks/train"},
+            "training": {"seq_len": SEQ_LEN, "steps": 1, "global_batch_size": WINDOWS}
+            | {"mixed_precision_param": "float32"},
+            "optimizer": {"lr": 0.1},
+            "parallel": {"local_batch_size": WINDOWS},
+            "loss": {"chunk_tokens": chunk_tokens},
+            "metrics": {"fn": metrics},
+        }
+    )
+    layout = job.layout(1)
+    return ParallelModel(job, layout, build_mesh(layout, "cpu"), "cpu")
+
+
+def _batch() -> tuple[SlotBatch, int]:
+    generator = torch.Generator().manual_seed(3)
+    tokens, targets = torch.randint(0, VOCAB_SIZE, (2, WINDOWS, SEQ_LEN), generator=generator)
+    targets[:, ::5] = -100
+    documents = torch.arange(SEQ_LEN).expand(WINDOWS, -1) // 20
+    batch = SlotBatch(tokens, targets, torch.arange(SEQ_LEN).expand(WINDOWS, -1), documents, 1)
+    return batch, int((targets != -100).sum())
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_step_and_evaluation_of_a_model_never_hold_the_logits_of_a_micro_batch() -> None:
+    largest = {}
+    for chunk_tokens in (0, 8):
+        model, (batch, valid_tokens) = _model(chunk_tokens, {}), _batch()
+        with _Memory() as memory:
+            model.forward_backward(batch, valid_tokens)
+            model.evaluate(batch, valid_tokens)
+        largest[chunk_tokens] = memory.largest
+    of_logits = WINDOWS * SEQ_LEN * VOCAB_SIZE * 4
+    assert largest[0] >= of_logits and largest[8] <= of_logits // 4
+
+
+@pytest.mark.usefixtures("group_of_one")
+def test_loss_gradients_and_metrics_of_a_model_are_those_of_whole_logits() -> None:
+    metrics = {"right": f"{__name__}:right_tokens"}
+    found = []
+    for chunk_tokens in (0, 7):
+        model, (batch, valid_tokens) = _model(chunk_tokens, metrics), _batch()
+        measured = model.measure(batch, valid_tokens)
+        found.append([measured, model.forward_backward(batch, valid_tokens), *model.gradients()])
+    for whole, chunked in zip(*found, strict=True):
+        torch.testing.assert_close(chunked, whole, rtol=1e-5, atol=1e-7)

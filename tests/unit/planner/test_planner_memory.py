@@ -171,3 +171,13 @@ def test_unknown_gpu_is_answered_with_the_nearest():
     assert gpu_memory_bytes("h100-80") == 81_559 * 2**20
     with pytest.raises(PhalanxError, match="did you mean A100-80"):
         gpu_memory_bytes("A100-88")
+
+
+def test_ranks_that_share_a_window_share_the_states_too():
+    (two,), (four,) = of(Layout(dp_shard=2)), of(Layout(dp_shard=2, cp=2))
+    assert four.masters_bytes == 4 * PARAMETERS // 4 == two.masters_bytes // 2
+
+
+def test_logits_by_chunks_cost_those_of_one_chunk_and_the_heads_gradient():
+    (whole,), (chunked,) = of(Layout()), of(Layout(), chunk_tokens=16)
+    assert whole.activations_bytes - chunked.activations_bytes == (128 - 16) * 512 * (2 + 8) - 4 * 512 * 64

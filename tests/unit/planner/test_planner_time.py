@@ -36,6 +36,13 @@ def test_parts_add_up_to_the_step():
     assert step.total_s == pytest.approx(sum(parts)) and micro_batches == 32 and all(part >= 0 for part in parts)
 
 
+def test_all_to_all_of_a_window_costs_less_than_gathering_it_as_more_ranks_share_it():
+    long = {"layout": Layout(cp=8, dp_shard=8), "seq_len": 131_072, "global_batch_size": 64}
+    wide = replace(LLAMA_8B, n_kv_heads=32)
+    gathered, dealt = (step_time(having(model=wide, **long, cp_comm_type=kind)) for kind in ("all_gather", "a2a"))
+    assert 0 < dealt.context_s < gathered.context_s
+
+
 @pytest.mark.parametrize(
     "gpu", ["A100-80", "H100-80", "H200-141", "H800-80", "B200", "B300", "GB200", "GB300", "MI250X"]
 )
