@@ -46,7 +46,7 @@ def check_pipeline(schedule: str, zero: int, *, compiled: bool) -> None:
             "[parallel] zero",
             value=3,
             expected=f"1 with schedule {schedule}: torch computes wrong gradients with 3 and says nothing",
-            remedy="set zero = 1, or choose gpipe, 1f1b or interleaved_1f1b",
+            remedy="set zero = 1, or choose gpipe, 1f1b, interleaved_1f1b or looped_bfs",
         )
     if zero == 2:
         raise PhalanxError(

@@ -30,6 +30,7 @@ SCHEDULES = {
     "gpipe": Schedule("ScheduleGPipe"),
     "1f1b": Schedule("Schedule1F1B", micro_batches_per_rank=1),
     "interleaved_1f1b": Schedule("ScheduleInterleaved1F1B", many_stages=True, micro_batches_per_rank=1),
+    "looped_bfs": Schedule("ScheduleLoopedBFS", many_stages=True),
     "interleaved_zero_bubble": Schedule(
         "ScheduleInterleavedZeroBubble", many_stages=True, zero_bubble=True, micro_batches_per_rank=1
     ),

@@ -63,17 +63,18 @@ def num_micro_batches(layout: Layout, run: RunShape) -> int:
 def stage_passes_in_flight(layout: Layout, run: RunShape, pp_rank: int) -> int:
     """Most (micro-batch, stage) pairs whose activations a pipeline rank holds at once.
 
-    GPipe holds all. 1F1B: pp - r (Narayanan et al. 2021, section 2.2.1). Interleaved with v stages: the warm-up of the
-    same paper, 2 (pp - r - 1) + (v - 1) pp, and one more. ZB-V holds pp micro-batches' worth of two stages, DualPipeV
-    one stage's more (Qi et al. 2024, arXiv 2405.15362, table 1; DualPipe README). ZB1P holds as many as 1F1B, ZB2P
-    twice as many (Qi et al. 2024, arXiv 2401.10241, table 1). Interleaved zero bubble holds v pp on every rank: its
-    warm-up is shorter on later ranks by as many passes as wait there for their weights' backward.
+    GPipe holds all, and so does looped breadth-first (Lamy-Poirier 2023, arXiv 2211.05953, section 3). 1F1B: pp - r
+    (Narayanan et al. 2021, section 2.2.1). Interleaved with v stages: the warm-up of the same paper, 2 (pp - r - 1) +
+    (v - 1) pp, and one more. ZB-V holds pp micro-batches' worth of two stages, DualPipeV one stage's more (Qi et al.
+    2024, arXiv 2405.15362, table 1; DualPipe README). ZB1P holds as many as 1F1B, ZB2P twice as many (Qi et al. 2024,
+    arXiv 2401.10241, table 1). Interleaved zero bubble holds v pp on every rank: its warm-up is shorter on later ranks
+    by as many passes as wait there for their weights' backward.
     """
     micro_batches, pp, per_rank = num_micro_batches(layout, run), layout.pp, run.stages_per_rank
     if pp == 1:
         return 1
     everything = micro_batches * per_rank
-    if run.schedule == "gpipe":
+    if run.schedule in {"gpipe", "looped_bfs"}:
         return everything
     if run.schedule in {"1f1b", "zb1p"}:
         return min(everything, pp - pp_rank)

@@ -286,7 +286,7 @@ def _schedule(schedule: str, stages_per_rank: int) -> Iterator[Finding]:
         yield Finding(keys, stages_per_rank, f"1 with the schedule {schedule}", "remove it, or choose interleaved_1f1b")
     if schedule in V_SCHEDULES and stages_per_rank != 2:
         yield Finding(keys, stages_per_rank, f"exactly 2 with the schedule {schedule}", "remove it (2 is its default)")
-    if schedule.startswith("interleaved") and stages_per_rank < 2:
+    if schedule in MULTI_STAGE_SCHEDULES and schedule not in V_SCHEDULES and stages_per_rank < 2:
         yield Finding(
             keys,
             stages_per_rank,

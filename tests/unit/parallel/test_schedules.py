@@ -42,6 +42,7 @@ def test_multiple_of_is_what_each_schedule_admits() -> None:
         "gpipe": 1,
         "1f1b": 4,
         "interleaved_1f1b": 4,
+        "looped_bfs": 1,
         "interleaved_zero_bubble": 4,
         "zbv": 1,
         "dualpipev": 8,

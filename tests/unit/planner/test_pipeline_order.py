@@ -12,9 +12,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.parallel import schedules as trainer_schedules
 from phalanx.planner.pipeline_order import SCHEDULES, rank_orders, rank_stages
 
-CLASSES = {name: facts.class_name for name, facts in trainer_schedules.SCHEDULES.items()} | {
-    "looped_bfs": "ScheduleLoopedBFS"
-}
+CLASSES = {name: facts.class_name for name, facts in trainer_schedules.SCHEDULES.items()}
 LETTERS = {"FORWARD": "F", "FULL_BACKWARD": "B", "BACKWARD_INPUT": "I", "BACKWARD_WEIGHT": "W"}
 
 

@@ -59,7 +59,7 @@ def test_experts_count_once_in_total_and_top_k_times_in_active():
     assert count_parameters(MIXTRAL).active == 12_879_925_248
 
 
-SCHEDULES = ["gpipe", "1f1b", "interleaved_1f1b", "interleaved_zero_bubble", "zbv", "dualpipev"]
+SCHEDULES = ["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"]
 
 
 @given(

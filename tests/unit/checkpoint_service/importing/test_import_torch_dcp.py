@@ -253,7 +253,7 @@ class _InterleavedDecoder(nn.Module):
     @staticmethod
     @torch.no_grad()
     def logits(decoder: Decoder, tokens: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        import phalanx.models.decoder as module
+        import phalanx.models.attention as module
 
         def rotate(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
             half = x.shape[-1] // 2
