@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.numbering import numbered
 from phalanx.objects import ObjectStore, StorageSettings, open_store
 from phalanx.stream.ids import find_id, read_ids
 from phalanx.stream.manifest import Split, has_manifest, open_split
@@ -212,7 +213,7 @@ def document_numbered(documents: Documents, shard: str, number: int | None = Non
     PhalanxError for what is not there.
     """
     split = documents.split
-    found = int(shard) if shard.isdecimal() else split.number_of(shard)
+    found = numbered(shard) if shard.isdecimal() else split.number_of(shard)
     if found is None or found >= split.num_shards:
         raise PhalanxError(
             "--shard",

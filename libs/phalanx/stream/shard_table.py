@@ -76,7 +76,8 @@ class NumberedNames(Sequence[str]):
     def index(self, name: object, start: int = 0, stop: int | None = None) -> int:
         """The number of a name; raises ValueError where there is none."""
         digits = str(name).removeprefix(self.prefix)
-        number = int(digits) if digits.isascii() and digits.isdigit() else self.size
+        is_number = digits.isascii() and digits.isdigit() and len(digits) <= len(str(self.size)) + self.digits
+        number = int(digits) if is_number else self.size
         if start <= number < (self.size if stop is None else min(stop, self.size)) and self[number] == name:
             return number
         raise ValueError(name)

@@ -5,6 +5,7 @@ An empty path would otherwise be the current folder, and a text that no file can
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Final
@@ -25,7 +26,17 @@ def given(text: str) -> str:
             f"{text[:40]!r}... ({len(text):,} characters) is too long: expected names of up to {_MOST_OF_A_NAME} "
             f"bytes, {_MOST_BYTES} in all"
         )
+    if _is_loop(text.removeprefix("file://")):
+        raise typer.BadParameter(f"{text!r} lies behind symbolic links that lead to each other: remove one of them")
     return text
+
+
+def _is_loop(path: str) -> bool:
+    try:
+        Path(path).stat()
+    except OSError as error:
+        return error.errno == errno.ELOOP
+    return False
 
 
 def given_path(text: str | Path) -> Path:

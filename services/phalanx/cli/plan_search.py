@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.numbering import numbered
 
 if TYPE_CHECKING:
     from phalanx.planner import RunShape
@@ -44,7 +45,7 @@ def cluster_settings(gpus: str | None, nodes: int | None) -> list[str]:
     from phalanx.planner.gpus import find_gpu
 
     kind, _, count = gpus.partition(":")
-    if count and not (count.isdecimal() and int(count) > 0):
+    if count and not numbered(count):
         raise PhalanxError(
             "--gpus",
             value=gpus,

@@ -67,6 +67,27 @@ def test_an_empty_or_endless_place_is_one_line_that_names_the_argument(
     assert line.startswith("phalanx: Invalid value") and named in line
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["config", "check", "{loop}"],
+        ["data", "show", "file://{loop}"],
+        ["data", "prepare", "x.txt", "--out", "file://{loop}/below", "--vocab-size", "500"],
+        ["init", "{loop}/below"],
+        ["checkpoint", "ls", "{loop}"],
+    ],
+)
+def test_a_place_behind_links_that_lead_to_each_other_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    (tmp_path / "a").symlink_to(tmp_path / "b")
+    (tmp_path / "b").symlink_to(tmp_path / "a")
+    monkeypatch.setattr("sys.argv", ["phalanx", *(word.format(loop=tmp_path / "a") for word in words)])
+    assert run_reporting_errors(app) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "lies behind symbolic links that lead to each other" in line
+
+
 @pytest.mark.parametrize("text", [".", "a b", "s3://bucket/" + "x" * 1000, "file:///x", "projects/p/jobs/j", "ä" * 127])
 def test_a_place_that_can_be_is_taken_as_it_is(text: str) -> None:
     assert given(text) == text and given_path(text) == Path(text)

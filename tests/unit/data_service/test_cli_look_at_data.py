@@ -83,6 +83,9 @@ def test_show_begins_where_it_is_told(phalanx, url, options, first, count):
     [
         (["--shard", "train-9"], "--shard is 'train-9': expected a shard"),
         (["--shard", 6], "a number below 6"),
+        (["--shard", "9" * 5000], "(5,002 characters): expected a shard"),
+        (["--shard", "train-" + "9" * 5000], "expected a shard"),
+        (["--shard", 0, "--document", "9" * 5000], "leave out --shard"),
         (["--shard", 0, "--document", 10], "a number from 0 to 9"),
         (["--shard", 0, "--document", "x"], "leave out --shard"),
         (["--document", "a/v1"], "the id of a document"),

@@ -10,6 +10,7 @@ from phalanx.cli.config import AsJson
 from phalanx.cli.data.arguments import Url, refuse
 from phalanx.cli.output import print_json
 from phalanx.core.errors import PhalanxError
+from phalanx.core.numbering import numbered
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,8 +112,9 @@ def _chosen(documents: Documents, count: int | None, shard: str | None, document
 
 
 def _number(document: str | None) -> int | None:
-    if document is None or document.isdecimal():
-        return None if document is None else int(document)
+    number = None if document is None else numbered(document)
+    if document is None or number is not None:
+        return number
     raise PhalanxError(
         "--document",
         value=document,
