@@ -57,10 +57,17 @@ def shards_in(state):
 
 
 def ended_early(dataset, state, end):
-    """A check that meets a tar that never answers, ended once all others are done; it, and that tar is back."""
+    """A check that meets a tar that never answers, ended once all others are done; it, and that tar is back.
+
+    Without a state, where nobody sees which are done, there are two such tars: asking whether one is waited for lets
+    the check go on from there, and the other still holds it.
+    """
     stuck, kept = tar(dataset, STUCK), dataset.parent / "kept"
     stuck.rename(kept)
     os.mkfifo(stuck)
+    if state is None:
+        tar(dataset, STUCK + 1).unlink()
+        os.mkfifo(tar(dataset, STUCK + 1))
     others = [number for number in range(NUM_SHARDS) if number != STUCK]
     options = [] if state is None else ["--state", state]
     with ExitStack() as pipe, Command([PHALANX, "data", "verify", dataset.as_uri(), *options]) as command:
