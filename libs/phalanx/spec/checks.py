@@ -318,6 +318,13 @@ def _training(job: Job) -> Iterator[Finding]:
             f"at most lr_scheduler.total_steps = {schedule.total_steps}",
             "shorten the warm-up or lengthen the schedule",
         )
+    elif schedule.decay_ratio is not None and schedule.decay_steps > schedule.total_steps - schedule.warmup_steps:
+        yield Finding(
+            ("lr_scheduler.decay_ratio", "lr_scheduler.warmup_steps", "lr_scheduler.total_steps"),
+            schedule.decay_ratio,
+            f"at most {1 - schedule.warmup_steps / schedule.total_steps:.6g}, as the decay begins after the warm-up",
+            "lower it, or remove it: the decay then takes all steps after the warm-up",
+        )
     if schedule.decay_type != "none" and schedule.min_lr_factor == 0 and schedule.total_steps < training.steps:
         yield Finding(
             ("lr_scheduler.total_steps", "training.steps"),

@@ -47,6 +47,7 @@ def _schedule_rules(job: Job) -> Iterator[Rule]:
     schedule = job.lr_scheduler
     no_decay, reason = schedule.decay_type == "none", 'lr_scheduler.decay_type is "none"'
     yield no_decay and "min_lr_factor" in schedule.model_fields_set, "lr_scheduler.min_lr_factor", reason
+    yield no_decay and schedule.decay_ratio is not None, "lr_scheduler.decay_ratio", reason
     # Left out, it is filled in with training.steps.
     yield no_decay and schedule.total_steps != job.training.steps, "lr_scheduler.total_steps", reason
 

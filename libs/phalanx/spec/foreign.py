@@ -199,7 +199,6 @@ NO_EQUIVALENT: Mapping[str, str] = MappingProxyType(
         "disable_loss_parallel": "remove it; the loss is always computed where the vocabulary lies",
         "num_train_epochs": "remove it; the length of a run is training.steps",
         "max_epochs": "remove it; the length of a run is training.steps",
-        "decay_ratio": "remove it; the decay ends at lr_scheduler.total_steps",
         "async_mode": "remove it; checkpoints are always asynchronous",
         "async_save": "remove it; checkpoints are always asynchronous",
         "load": "remove it; running a job again continues it from its newest checkpoint",

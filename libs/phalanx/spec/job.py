@@ -112,6 +112,8 @@ class Job(Section):
             del source["digest"]
         if self.lr_scheduler.decay_type == "none":
             del chosen["lr_scheduler"]["total_steps"], chosen["lr_scheduler"]["min_lr_factor"]
+        if self.lr_scheduler.decay_type == "none" or self.lr_scheduler.decay_ratio is None:
+            del chosen["lr_scheduler"]["decay_ratio"]
         return chosen
 
     def identity_digest(self, data_digests: Mapping[str, str]) -> str:

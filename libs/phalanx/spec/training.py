@@ -63,7 +63,7 @@ class Optimizer(Section):
 
 
 class LrScheduler(Section):
-    """Learning rate over steps: a linear warm-up, then a decay."""
+    """Learning rate over steps: a linear warm-up, a stable phase where one is wanted, then a decay."""
 
     warmup_steps: int = key(Mark.IDENTITY, "Steps of linear warm-up from 0.", 0, unit="steps", ge=0)
     total_steps: int = key(
@@ -74,7 +74,23 @@ class LrScheduler(Section):
         shown="training.steps",
         gt=0,
     )
-    decay_type: Literal["cosine", "linear", "none"] = key(
-        Mark.IDENTITY, "Shape of the decay after the warm-up.", "cosine"
+    decay_type: Literal["cosine", "linear", "sqrt", "none"] = key(
+        Mark.IDENTITY, "Shape of the decay: `sqrt` falls as 1 - sqrt(part of the decay that is done).", "cosine"
+    )
+    decay_ratio: float | None = key(
+        Mark.IDENTITY,
+        "Part of `total_steps` that the decay takes, at their end; before it the rate stays at its peak (warm-up, "
+        "stable, decay).",
+        None,
+        shown="all steps after the warm-up",
+        gt=0,
+        le=1,
     )
     min_lr_factor: float = key(Mark.IDENTITY, "Learning rate at the end, as a part of the peak.", 0.1, ge=0, le=1)
+
+    @property
+    def decay_steps(self) -> int:
+        """Steps of the decay, the last of them `total_steps`."""
+        if self.decay_ratio is None:
+            return self.total_steps - self.warmup_steps
+        return max(1, round(self.decay_ratio * self.total_steps))

@@ -106,6 +106,12 @@ EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "
             "model.args.rope_scaling.beta_fast",
             "more than beta_slow = 64",
         ),
+        (
+            {"lr_scheduler": {"warmup_steps": 10, "decay_ratio": 0.9}},
+            None,
+            "lr_scheduler.decay_ratio",
+            "at most 0.75, as the decay begins after the warm-up",
+        ),
         ({"model__attn_backend": "flex"}, None, "model.attn_backend", "computes no gradients on CPUs"),
         (
             {"model__attn_backend": "varlen", "cluster__device": "cuda", "training__mixed_precision_param": "float32"},
@@ -210,6 +216,10 @@ def test_schedule_with_whole_weights_is_accepted_and_without_pipeline_ignored(sc
             ('lr_scheduler.total_steps has no effect, because lr_scheduler.decay_type is "none"',),
         ),
         ({"lr_scheduler__decay_type": "none"}, ()),
+        (
+            {"lr_scheduler": {"decay_type": "none", "decay_ratio": 0.2}},
+            ('lr_scheduler.decay_ratio has no effect, because lr_scheduler.decay_type is "none"',),
+        ),
         (
             {"parallel__cp_comm_type": "a2a"},
             ("parallel.cp_comm_type has no effect, because parallel.cp is 1",),

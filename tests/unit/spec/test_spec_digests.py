@@ -60,6 +60,8 @@ def test_identity_ignores_what_does_not_make_the_run(changes):
         {"training__mixed_precision_param": "float32"},
         {"training__steps": 80},
         {"lr_scheduler__decay_type": "none"},
+        {"lr_scheduler__decay_type": "sqrt"},
+        {"lr_scheduler__decay_ratio": 0.2},
     ],
 )
 def test_identity_follows_what_makes_the_run(changes):

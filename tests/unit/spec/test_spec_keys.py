@@ -53,6 +53,7 @@ def test_numbers_with_a_dimension_carry_a_unit():
         "optimizer.eps",
         "optimizer.weight_decay",
         "lr_scheduler.min_lr_factor",
+        "lr_scheduler.decay_ratio",
         "parallel.zero",
         "recovery.bad_shard_budget",
     }
