@@ -13,7 +13,7 @@ export OMP_NUM_THREADS := 1
 
 help:
 	@echo "make demo      prepare a corpus, start the services, train on 8 ranks, kill a rank and each service, change the layout, prove it, export (about 3 minutes)"
-	@echo "make test      linters, strict types, import rules, contracts, unit, service, browser, distributed and end-to-end tests (on 2 cores about 100 minutes, 50 with --jobs=3)"
+	@echo "make test      linters, strict types, import rules, contracts, unit, service, browser, distributed and end-to-end tests (on 2 cores about 100 minutes, 60 with --jobs=2)"
 	@echo "make test-all  the same with the long tables and storms"
 	@echo "make clean     remove .venv, .venv-ministack, .venv-peers, caches and ./runs"
 
@@ -42,7 +42,7 @@ $(PEERS_STAMP): tests/peers-requirements.txt | $(STAMP)
 demo: setup
 	@$(BIN)/phalanx demo $(ARGS)
 
-# Several of them at once: make --jobs=3 --output-sync=target test; the longest come first.
+# Several of them at once: make --jobs=2 --output-sync=target test; the longest come first.
 test: lint types imports proto e2e service unit chaos distributed readme browser
 
 test-all: lint types imports proto setup-test
