@@ -42,7 +42,7 @@ MISTAKES = {
     ),
     "heads not divisible by tp": Mistake(
         (
-            ("parallel.tp is 3", "n_kv_heads = 2", "lower parallel.tp"),
+            ("parallel.tp is 3", "n_kv_heads = 2, or a multiple", "change parallel.tp"),
             ("parallel.tp is 3", "n_heads = 4", "change"),
             ("parallel.tp is 3", "vocab_size = 512", "change"),
         ),
