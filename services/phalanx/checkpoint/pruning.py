@@ -12,6 +12,7 @@ from phalanx.checkpoint.looking import Looker, Outlook
 from phalanx.checkpoint.pins import PinDecision, PinLog, pinned
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, events
+from phalanx.lineage.lease_book import EXPIRY_S
 from phalanx.lineage.registry import JobName, Registry
 from phalanx.objects import ObjectStore
 
@@ -27,10 +28,12 @@ def prune(
     cluster: ObjectStore | None = None,
     name: JobName | None = None,
     sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Report:
     """Removes what the policy does not keep and what nobody needs, in two looks `grace_s` apart: only what was
-    unreferenced in both goes, and a lease of which nothing changed meanwhile has ended (`EXPIRY_S` at least). dry_run:
-    one look, nothing goes.
+    unreferenced in both goes. Where somebody has a lease, as long as a lease lasts goes by before the first look, so
+    that those of readers that were killed have ended; with no grace nothing is waited for, and they count. dry_run: one
+    look, nothing goes. clock: monotonic seconds, as `sleep` lets them go by.
 
     store: rooted at the job. cluster, name: the cluster's root and the job's name there, where it was submitted; pins
     and forks are read from it. Raises PhalanxError for a submitted job without them.
@@ -43,17 +46,20 @@ def prune(
             remedy="name it with --cluster URL, or prune through the services: "
             "`phalanx checkpoint prune projects/PROJECT/jobs/NAME`",
         )
-    looker = Looker(store, lease_expiry_s=grace_s)
+    looker = Looker(store, lease_expiry_s=grace_s, clock=clock)
     known = _Known(cluster, name)
     collector = Collector(
         store,
         lambda: _look(looker, policy, known),
         lambda: known.stamp(looker.stamp()),
         grace_s=grace_s,
+        clock=clock,
         leases=looker.leases,
     )
     if dry_run:
         return collector.explain()
+    if grace_s > 0 and looker.leases.readers():
+        sleep(max(grace_s, EXPIRY_S))
     report = collector.collect()
     if grace_s > 0 and report.removals:
         sleep(grace_s)

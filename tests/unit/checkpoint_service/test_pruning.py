@@ -16,6 +16,8 @@ from phalanx.cli.main import app
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage import CheckpointRef, Lineage, keys
 from phalanx.lineage.events import EventLog, EventType, JobEvent, JobState
+from phalanx.lineage.lease_book import EXPIRY_S
+from phalanx.lineage.leases import Lease
 from phalanx.objects import open_store
 
 
@@ -85,6 +87,51 @@ def test_prune_by_hand_waits_its_grace_once_and_spares_what_was_needed_meanwhile
     assert waited == [0.001]
     assert restores(store, CheckpointRef(1, 4)) and restores(store, CheckpointRef(1, 6))
     assert CheckpointRef(1, 4) in [decision.ref for decision in report.kept]
+
+
+class Clock:
+    """Monotonic seconds that pass while somebody sleeps."""
+
+    def __init__(self, during=lambda: None):
+        self.now, self.waited, self._during = 0.0, [], during
+
+    def sleep(self, seconds):
+        self.now += seconds
+        self.waited.append(seconds)
+        self._during()
+
+
+@pytest.mark.parametrize(("grace_s", "waited"), [(1.0, [EXPIRY_S, 1.0]), (2 * EXPIRY_S, [2 * EXPIRY_S] * 2)])
+@pytest.mark.parametrize("steps", [(2,), (2, 4)])
+def test_prune_by_hand_waits_until_leases_of_killed_readers_have_ended(root, grace_s, waited, steps):
+    store, clock = a_job(root), Clock()
+    for step in steps:
+        Lease(store, CheckpointRef(1, step), "export").renew()
+    report = prune(
+        store, Policy(keep_latest=1), dry_run=False, grace_s=grace_s, sleep=clock.sleep, clock=lambda: clock.now
+    )
+    assert clock.waited == waited
+    assert [(each.ref.step, each.removed) for each in report.removals] == [(2, True), (4, True)]
+    assert Lineage(store).checkpoints() == (CheckpointRef(1, 6),)
+    assert not list(store.list(keys.LEASES)), "what is left of leases that ended goes too"
+
+
+def test_prune_by_hand_spares_what_a_living_reader_has(root):
+    store = a_job(root)
+    living = Lease(store, CheckpointRef(1, 2), "export")
+    living.renew()
+    clock = Clock(during=living.renew)
+    report = prune(store, Policy(keep_latest=1), dry_run=False, grace_s=1.0, sleep=clock.sleep, clock=lambda: clock.now)
+    assert [each.ref.step for each in report.removals if each.removed] == [4]
+    assert "in use: lease export" in next(each.why for each in report.kept if each.ref.step == 2)
+    assert restores(store, CheckpointRef(1, 2))
+
+
+def test_prune_by_hand_without_a_grace_waits_for_nobody(root):
+    store, clock = a_job(root), Clock()
+    Lease(store, CheckpointRef(1, 2), "export").renew()
+    report = prune(store, Policy(keep_latest=1), dry_run=False, grace_s=0, sleep=clock.sleep, clock=lambda: clock.now)
+    assert clock.waited == [] and [each.ref.step for each in report.removals if each.removed] == [4]
 
 
 def test_prune_by_hand_of_a_submitted_job_needs_its_cluster_and_keeps_its_pins(root):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -94,4 +95,9 @@ def _direct_prune(
     place = find_job(job, overrides)
     policy = place.policy(keep_latest)
     root = None if cluster is None else place.open(cluster)
-    return prune(place.store, policy, dry_run=dry_run, grace_s=grace_s, cluster=root, name=place.name)
+    return prune(place.store, policy, dry_run=dry_run, grace_s=grace_s, cluster=root, name=place.name, sleep=_told_wait)
+
+
+def _told_wait(seconds: float) -> None:
+    typer.echo(f"waiting {seconds:g} s to see what is still in use", err=True)
+    time.sleep(seconds)
