@@ -121,7 +121,8 @@ class Client:
         if not isinstance(job, Job):
             _require_text("job", job, Path)
         value = job if isinstance(job, Job) else load_job(Path(job), overrides)
-        return self.train.submit(absolute(plain(_with_code(value))), request_id=request_id, dry_run=dry_run)
+        packed = _with_code(value, ships=not dry_run)
+        return self.train.submit(absolute(plain(packed)), request_id=request_id, dry_run=dry_run)
 
     def fork(
         self,
@@ -238,13 +239,13 @@ class Client:
         self.close()
 
 
-def _with_code(job: Job) -> Job:
-    """The job with its code packed; what must be told of it is logged."""
+def _with_code(job: Job, *, ships: bool) -> Job:
+    """The job with its code packed, and stored where it `ships`; what must be told of it is logged."""
     if job.code.path is None:
         return job
     from phalanx.trainer.shipping import with_code
 
-    packed, told = with_code(job)
+    packed, told = with_code(job, ships=ships)
     for each in told:
         LOG.warning("%s", each)
     return packed

@@ -31,9 +31,10 @@ from phalanx.trainer.places import job_store
 MOST_DAMAGED = 100
 
 
-def with_code(job: Job) -> tuple[Job, tuple[str, ...]]:
+def with_code(job: Job, *, ships: bool = True) -> tuple[Job, tuple[str, ...]]:
     """The job with the digest of the code that its ranks are to run, which is in its storage then; and what must be
-    told about it. A job without a folder, or whose code was packed before, comes back as it is.
+    told about it. A job without a folder, or whose code was packed before, comes back as it is. ships: false packs it
+    and looks, and stores nothing.
 
     Raises PhalanxError where the folder can't be packed, or has changed and must not.
     """
@@ -56,7 +57,7 @@ def with_code(job: Job) -> tuple[Job, tuple[str, ...]]:
             told += f'the job goes on with the code of that one, {digest}; code.on_change = "take" takes the new one'
         else:
             told += f"the job goes on with the new code, {digest}"
-    if digest == archive.digest:
+    if ships and digest == archive.digest:
         _ship(job_store(job), digest, archive.data)
     code = job.code.model_copy(update={"digest": digest})
     return job.model_copy(update={"code": code}), (told,) if told else ()

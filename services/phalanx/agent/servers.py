@@ -88,7 +88,7 @@ class ForkServers:
         old = self._servers.pop(job, None)
         if old is not None:
             old.server.close()
-        server = ForkServer(self._preload)
+        server = ForkServer(self._preload, remedy="free the processors of this node")
         server.__enter__()
         self._servers[job] = _Server(server, code_digest, threading.Lock())
         return self._servers[job]

@@ -75,6 +75,13 @@ def test_packed_code_is_imported_from_its_own_copy_on_the_node(tmp_path: Path) -
     assert own_code(job) == (job.code.digest,) and code_digest(*own_code(job)) != code_digest()
 
 
+def test_code_that_is_only_looked_at_has_its_digest_and_stores_nothing(tmp_path: Path) -> None:
+    job = _job(tmp_path)
+    looked, told = with_code(job, ships=False)
+    assert told == () and not list(job_store(job).list())
+    assert with_code(job)[0] == looked and list(job_store(job).list())
+
+
 def test_what_the_job_writes_into_the_folder_is_no_part_of_its_code(tmp_path: Path) -> None:
     first, _ = with_code(_job(tmp_path))
     (tmp_path / "project/metrics").mkdir()
