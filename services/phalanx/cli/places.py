@@ -27,7 +27,10 @@ def given(text: str) -> str:
             f"bytes, {_MOST_BYTES} in all"
         )
     if _is_loop(text.removeprefix("file://")):
-        raise typer.BadParameter(f"{text!r} lies behind symbolic links that lead to each other: remove one of them")
+        raise typer.BadParameter(
+            f"{text!r} lies behind symbolic links that lead to each other: expected one that can be reached; "
+            "remove one of the links"
+        )
     return text
 
 
