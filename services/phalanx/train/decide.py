@@ -292,12 +292,21 @@ def _starting(situation: Situation, start: Start) -> Decision:
         )
     if situation.has_reported and all(share.phase is Phase.LIVING for share in situation.shares):
         parent = opened.parent
+        if parent is not None and _is_untold(job, parent):
+            return _recorded(Record(EventType.COMMITTED, parent.attempt, parent.step))
         begins = f"from {parent}" if parent else "from the beginning"
         data = {"parent": [parent.attempt, parent.step] if parent else None}
         return _recorded(
             Record(EventType.RUNNING, job.attempt, parent.step if parent else 0, message=begins, data=data)
         )
     return Decision((*_starts(situation, start), *_orders(situation, start)), "its ranks start")
+
+
+def _is_untold(job: Job, parent: CheckpointRef) -> bool:
+    """Whether it was committed by an attempt of this job, and who did so died before it could tell."""
+    known = job.checkpoint
+    is_newer = known is None or (parent.attempt, parent.step) > (known.attempt, known.step)
+    return is_newer and 0 < job.first_attempt <= parent.attempt < job.attempt
 
 
 def _skips(start: Start) -> list[list[int]]:

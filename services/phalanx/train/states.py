@@ -119,10 +119,11 @@ class Ending:
 class Job:
     """A job after some of its events. revision: number of the last of them.
 
-    start: the newest attempt's, from the decision on. is_live: whether its ranks may live. best_step: the highest step
-    that any attempt committed. num_without_progress: attempts in a row that began and brought no step above it.
-    num_failed_starts: attempts in a row that did not begin. requests: request ids of operators and the monitor, with
-    what they asked for. stop_order, checkpoint_order: the last such request, from which orders have their ids.
+    start: the newest attempt's, from the decision on. first_attempt: the first that was seen to run; 0 before it.
+    is_live: whether its ranks may live. best_step: the highest step that any attempt committed. num_without_progress:
+    attempts in a row that began and brought no step above it. num_failed_starts: attempts in a row that did not begin.
+    requests: request ids of operators and the monitor, with what they asked for. stop_order, checkpoint_order: the last
+    such request, from which orders have their ids.
     """
 
     registered: RegisteredJob
@@ -134,6 +135,7 @@ class Job:
     target: Target | None = None
     attempt: int = 0
     start: Start | None = None
+    first_attempt: int = 0
     is_live: bool = False
     step: int = 0
     checkpoint: CheckpointRef | None = None
@@ -246,7 +248,8 @@ def _running(job: Job, event: JobEvent) -> Job:
     their attempt was seen to run.
     """
     parent = event.data["parent"]
-    job = replace(job, cause=None, num_failed_starts=0, avoid_from=0)
+    first = job.first_attempt or job.attempt
+    job = replace(job, cause=None, num_failed_starts=0, avoid_from=0, first_attempt=first)
     if job.checkpoint is not None and job.checkpoint.attempt == job.attempt:
         return job
     job = replace(job, step=event.step, checkpoint=None)

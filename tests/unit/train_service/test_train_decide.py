@@ -165,6 +165,31 @@ def test_starting_job_runs_with_the_first_word_of_a_rank(parent: CheckpointRef |
     assert record.data == {"parent": [1, 5] if parent else None}
 
 
+def test_commit_whose_teller_died_is_an_event_before_the_next_attempt_runs() -> None:
+    job = after(running(), Record(E.COMMITTED, 1, 5))
+    job = after(job, Record(E.RECOVERING, 1, 12, cause("process_death"), data={"began": True, "avoid_nodes": []}))
+    job = after(job, starting(job))
+    opened = Opened(2, CheckpointRef(1, 10))
+    record = recorded(decided(job, opened=opened, has_reported=True))
+    assert (record.type, record.attempt, record.step) == (E.COMMITTED, 1, 10)
+    record = recorded(decided(after(job, record), opened=opened, has_reported=True))
+    assert (record.type, record.attempt, record.step) == (E.RUNNING, 2, 10)
+
+
+@pytest.mark.parametrize("parent", [CheckpointRef(1, 5), CheckpointRef(1, 3)], ids=["told", "older"])
+def test_checkpoint_that_was_told_or_is_gone_back_to_is_not_told_again(parent: CheckpointRef) -> None:
+    job = after(running(), Record(E.COMMITTED, 1, 5))
+    job = after(job, Record(E.RECOVERING, 1, 12, cause("process_death"), data={"began": True, "avoid_nodes": []}))
+    job = after(job, starting(job))
+    assert recorded(decided(job, opened=Opened(2, parent), has_reported=True)).type is E.RUNNING
+
+
+def test_imported_checkpoint_is_no_commit_of_this_job() -> None:
+    job = started()
+    job = after(job, starting(job))
+    assert recorded(decided(job, opened=Opened(2, CheckpointRef(1, 5)), has_reported=True)).type is E.RUNNING
+
+
 def test_word_of_a_rank_counts_once_the_ranks_of_all_nodes_live() -> None:
     job = started(("n1", "n2"))
     found = decided(job, shares=(living("n1"), assigned("n2")), opened=OPENED, has_reported=True)
