@@ -46,6 +46,13 @@ AWAY_S = 60.0
 def job_name(text: str) -> str:
     """`projects/P/jobs/NAME` of whatever form a user wrote. Raises PhalanxError."""
     _require_text("job", text)
+    if text.endswith(".toml"):
+        raise PhalanxError(
+            "job",
+            value=text,
+            expected="the name of a submitted job, not its file",
+            remedy="name it as its file does under [job], or as `phalanx job ls` does",
+        )
     parts = text.split("/")
     if len(parts) == 1:
         parts = ["projects", DEFAULT_PROJECT, "jobs", *parts]

@@ -76,12 +76,13 @@ def _checkpoint_rules(job: Job) -> Iterator[Rule]:
     by_evaluation = checkpoint.keep_best_m > 0 and checkpoint.keep_best_by == "validation_loss"
     evaluates = job.validation.freq > 0 and job.data.held_out is not None
     yield by_evaluation and not evaluates, "checkpoint.keep_best_m", "nothing is evaluated on held-out data"
+    for name, what in (("speculative_interval", "a speculative one"), ("memory_interval", "a copy")):
+        every = getattr(checkpoint, name)
+        is_covered = every > 0 and every % checkpoint.interval == 0
+        yield is_covered, f"checkpoint.{name}", f"a regular checkpoint is due whenever {what} is"
+        ends_first = every > job.training.steps and not is_covered
+        yield ends_first, f"checkpoint.{name}", f"the job ends before {what} is due"
     speculates = checkpoint.speculative_interval
-    never = speculates > 0 and speculates % checkpoint.interval == 0
-    yield never, "checkpoint.speculative_interval", "a regular checkpoint is due whenever a speculative one is"
-    copies = checkpoint.memory_interval
-    never = copies > 0 and copies % checkpoint.interval == 0
-    yield never, "checkpoint.memory_interval", "a checkpoint is due whenever a copy is"
     for name in ("speculative_keep_k", "speculative_healthy_steps"):
         is_set = name in checkpoint.model_fields_set
         yield not speculates and is_set, f"checkpoint.{name}", "checkpoint.speculative_interval is 0"

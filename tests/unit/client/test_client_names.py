@@ -28,6 +28,12 @@ def test_job_name_that_is_none_is_refused(written):
         job_name(written)
 
 
+@pytest.mark.parametrize("written", ["job.toml", "jobs/job.toml"])
+def test_job_file_is_no_name_of_a_submitted_job(written):
+    with pytest.raises(PhalanxError, match=r"expected the name of a submitted job, not its file; name it as"):
+        job_name(written)
+
+
 def test_url_of_a_relative_folder_starts_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", "/home/ada")

@@ -285,6 +285,8 @@ def test_keep_every_n_without_retention_is_told():
         ({"interval": 10, "speculative_interval": 4, "speculative_keep_k": 2}, []),
         ({"interval": 10, "memory_interval": 20}, ["memory_interval"]),
         ({"interval": 10, "memory_interval": 4}, []),
+        ({"interval": 10, "memory_interval": 100_001}, ["memory_interval"]),
+        ({"interval": 10, "speculative_interval": 100_001}, ["speculative_interval"]),
         (
             {"speculative_keep_k": 2, "speculative_healthy_steps": 5},
             ["speculative_keep_k", "speculative_healthy_steps"],

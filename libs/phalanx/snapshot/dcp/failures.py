@@ -22,13 +22,17 @@ def told_plainly() -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:
-        raise _cause(error) from error
+        cause = cause_of(error)
+        rank, *others = sorted(error.failures)
+        cause.add_note(f"on rank {rank}" + (f", and {len(others)} more: {others[:8]}" if others else ""))
+        raise cause from error
 
 
-def _cause(error: CheckpointException) -> BaseException:
-    rank, (cause, _) = min(error.failures.items())
-    others = sorted(error.failures.keys() - {rank})
+def cause_of(error: BaseException) -> BaseException:
+    """What the first rank failed with, of a CheckpointException; any other error as it is."""
+    if not isinstance(error, CheckpointException):
+        return error
+    _, (cause, _) = min(error.failures.items())
     if not isinstance(cause, PhalanxError | OutsideError) and isinstance(cause, Exception):
         cause = OutsideError(f"{error.args[0]}: {type(cause).__name__}: {cause}")
-    cause.add_note(f"on rank {rank}" + (f", and {len(others)} more: {others[:8]}" if others else ""))
     return cause

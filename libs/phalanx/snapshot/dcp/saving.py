@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from phalanx.core.errors import OutsideError
 from phalanx.lineage import CheckpointRef
-from phalanx.snapshot.dcp.failures import told_plainly
+from phalanx.snapshot.dcp.failures import cause_of, told_plainly
 from phalanx.snapshot.dcp.writer import PhalanxWriter
 
 _LOG = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Saving:
         error = future.exception()
         with self._log_lock:  # whoever comes second goes on once it is said
             if error is not None and not self._logged:
-                _LOG.warning("saving the checkpoint of step %d failed: %s", self.step, error)
+                _LOG.warning("saving the checkpoint of step %d failed: %s", self.step, cause_of(error))
             self._logged = True
 
 

@@ -6,7 +6,7 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from phalanx.checkpoint.importing.mapping import ImportPlan
@@ -34,12 +34,18 @@ def origin_of(source: Source, plan: ImportPlan, step: int) -> ForkPoint:
     return ForkPoint(PROJECT, uid, IMPORT_ATTEMPT, step, 0)
 
 
-def require_beginning(store: ObjectStore, lineage: Lineage, origin: ForkPoint) -> None:
-    """The job must be new, or this very import of it have begun; PhalanxError otherwise."""
+def require_beginning(store: ObjectStore, lineage: Lineage, origin: ForkPoint, placement: Mapping[str, Any]) -> None:
+    """The job must be new, or this very import of it have begun; PhalanxError otherwise. placement: see
+    `placement_of`.
+    """
     record = lineage.read_job()
     if record is None or record.origin == origin:
         return
-    begun = "a job that began otherwise" if record.origin is None else f"a job that began with {record.origin}"
+    begun = "a job that began otherwise"
+    if record.origin is not None:
+        begun = f"a job that began with {record.origin}"
+        if record.origin.project == PROJECT:
+            begun = f"a job whose import was begun with {_otherwise(lineage.attempts(), placement)}"
     raise PhalanxError(
         f"job at {store.url}",
         value=begun,
@@ -69,8 +75,29 @@ def opened_attempt(
 
 def placement_of(source: Source, plan: ImportPlan, origin: ForkPoint) -> Mapping[str, Any]:
     """What the attempt says of the source."""
-    said = {"kind": source.kind, "url": source.url, "digest": source.digest}
-    return {"import": {**origin.plain(), "source": {**said, "rotary": plan.rotary}}}
+    said = {"kind": source.kind, "url": source.url, "digest": source.digest, "rotary": plan.rotary}
+    chosen = {"optimizer": "imported" if plan.with_optimizer else "begins anew", "left_out": list(plan.left_out)}
+    return {"import": {**origin.plain(), "source": {**said, **chosen}}}
+
+
+def _otherwise(there: Sequence[Attempt], wanted: Mapping[str, Any]) -> str:
+    """In what the import that was begun differs from the one that is wanted, for people."""
+    begun: Mapping[str, Any] = there[0].placement.get("import", {}) if there else {}
+    now = wanted["import"]
+    pairs = {"step": (begun.get("step"), now["step"])}
+    pairs |= {name: (begun.get("source", {}).get(name), value) for name, value in now["source"].items()}
+    if pairs["digest"][0] == pairs["digest"][1]:
+        pairs.pop("url")  # the same bytes elsewhere are the same source
+    told = [
+        f"{name} {_listed(then)}, not {_listed(value)}"
+        for name, (then, value) in pairs.items()
+        if then is not None and then != value
+    ]
+    return "; ".join(told) or "other options"
+
+
+def _listed(value: object) -> str:
+    return (", ".join(map(str, value)) or "nothing") if isinstance(value, list) else str(value)
 
 
 def manifest_of(attempt: Attempt, ref: CheckpointRef, num_updates: int) -> Manifest:

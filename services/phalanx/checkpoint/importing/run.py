@@ -118,7 +118,8 @@ class Import:
         splits = training_splits(job)
         identity_digest = job.identity_digest({name: split.digest for name, split in splits.items()})
         lineage, origin = Lineage(store), origin_of(self.source, self.plan, self._options.step)
-        require_beginning(store, lineage, origin)
+        placement = placement_of(self.source, self.plan, origin)
+        require_beginning(store, lineage, origin, placement)
         lineage.create_job(
             request_id=uuid.uuid4().hex,
             spec=plain(job),
@@ -126,7 +127,6 @@ class Import:
             identity_digest=identity_digest,
             origin=origin,
         )
-        placement = placement_of(self.source, self.plan, origin)
         code = code_digest(*own_code(job))
         attempt = opened_attempt(lineage, store, origin, placement, code, identity_digest)
         ref = CheckpointRef(IMPORT_ATTEMPT, origin.step)

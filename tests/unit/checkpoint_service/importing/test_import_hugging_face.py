@@ -55,6 +55,8 @@ def test_the_attempt_says_what_was_imported(tmp_path: Path, job: Job, foreign: F
         "url": folder.as_uri(),
         "digest": report.source_digest,
         "rotary": "half",
+        "optimizer": "begins anew",
+        "left_out": [],
     }
 
 

@@ -73,6 +73,22 @@ def test_a_source_without_optimizer_is_an_error_until_that_is_said(tmp_path: Pat
     assert report.optimizer == "begins anew" and report.num_updates == 0
 
 
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (Options(rotary="interleaved"), "rotary half, not interleaved"),
+        (Options(rotary="half", with_optimizer=False), "optimizer imported, not begins anew"),
+    ],
+)
+def test_an_import_that_was_begun_otherwise_is_told_by_what_differs(
+    tmp_path: Path, job: Job, foreign: Foreign, other: Options, told: str
+) -> None:
+    folder = str(write_dcp(tmp_path / "dcp", torchtitan_state(foreign)))
+    Import(job, folder, HALF).run()
+    with pytest.raises(PhalanxError, match=f"a job whose import was begun with {told}"):
+        Import(job, folder, other).run()
+
+
 def test_missing_and_unknown_state_of_the_optimizer_is_named(tmp_path: Path, job: Job, foreign: Foreign) -> None:
     """Case 5."""
     state = torchtitan_state(foreign)
