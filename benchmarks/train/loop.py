@@ -1,11 +1,13 @@
-"""Steps of `phalanx run` beside a hand-written PyTorch loop (bare.py) with the same model, batch and number of ranks.
+"""Steps of `phalanx run` beside other loops with the same model, batch and number of ranks: a hand-written PyTorch loop
+(bare.py), and the trainers of Hugging Face and Lightning (transformers_peer.py, lightning_peer.py).
 
-Both print a line a step, and the time from line to line counts: everything a run does between two steps is in it (for
+All print a line a step, and the time from line to line counts: everything a run does between two steps is in it (for
 Phalanx the wait for data, the agreement of all ranks, step records with a digest of every window, metrics). Runs are
-interleaved; of each the median step behind the first `WARM` counts. Ranks replicate the weights on both sides
-(`dp_replicate`, DistributedDataParallel).
+interleaved; of each the median step behind the first `WARM` counts. Ranks replicate the weights on all sides
+(`dp_replicate`, DistributedDataParallel). The other projects' trainers run in .venv-peers (`make setup-test`).
 
-OMP_NUM_THREADS=1 python benchmarks/train/loop.py FOLDER [--ranks 1 2] [--steps 30] [--rounds 3] [--json FILE]
+OMP_NUM_THREADS=1 python benchmarks/train/loop.py FOLDER [--against bare transformers lightning] [--ranks 1 2]
+    [--steps 30] [--rounds 3] [--json FILE]
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -39,6 +42,13 @@ MODEL = {
     "vocab_size": VOCAB_SIZE,
 }
 DEADLINE_S = 600.0
+_PEERS_PYTHON = str(Path(__file__).parents[2] / ".venv-peers" / "bin" / "python")
+PEERS = {
+    "bare": (sys.executable, "bare.py"),
+    "transformers": (_PEERS_PYTHON, "transformers_peer.py"),
+    "lightning": (_PEERS_PYTHON, "lightning_peer.py"),
+}
+TARGETS = {"bare": 0.98, "transformers": 1.0, "lightning": 1.0}
 
 JOB = """
 [job]
@@ -109,28 +119,39 @@ def ours(folder: Path, ranks: int, steps: int) -> float:
     return step_s(steps_of([sys.executable, "-m", "phalanx.cli", "run", str(path)], {}, "loop: step "))
 
 
-def theirs(folder: Path, ranks: int, steps: int) -> float:
+def theirs(peer: str, folder: Path, ranks: int, steps: int) -> float:
     run = uuid.uuid4().hex[:8]
     settings = folder / f"{run}.json"
     settings.write_text(
         json.dumps({"model": MODEL, "seq_len": SEQ_LEN, "batch": WINDOWS_A_RANK * ranks, "steps": steps})
     )
-    command = [sys.executable, str(Path(__file__).with_name("bare.py")), str(settings), str(folder / "tokens.bin")]
+    python, script = PEERS[peer]
+    command = [python, str(Path(__file__).with_name(script)), str(settings), str(folder / "tokens.bin")]
     command.append(str(folder / f"{run}-rendezvous"))
+    meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environs = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **meeting} for rank in range(ranks)]
     others = [
-        subprocess.Popen(command, env=os.environ | {"RANK": str(rank), "WORLD_SIZE": str(ranks)})
-        for rank in range(1, ranks)
+        subprocess.Popen(command, env=os.environ | environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for environ in environs[1:]
     ]
-    found = step_s(steps_of(command, {"RANK": "0", "WORLD_SIZE": str(ranks)}, "step "))
+    found = step_s(steps_of(command, environs[0], "step "))
     for other in others:
         if other.wait(DEADLINE_S):
-            raise SystemExit(f"a rank of the bare loop ended with {other.returncode}")
+            raise SystemExit(f"a rank of {script} ended with {other.returncode}")
     return found
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens at."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return int(listening.getsockname()[1])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--against", nargs="+", choices=list(PEERS), default=list(PEERS))
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
@@ -144,16 +165,19 @@ def main() -> None:
     rows = []
     for ranks in options.ranks:
         print(f"{machine()}; {ranks} rank(s), {options.steps} steps, {options.rounds} rounds", flush=True)
-        pairs = []
+        found: dict[str, list[float]] = {side: [] for side in ("phalanx", *options.against)}
         for number in range(options.rounds):
-            sides = [ours, theirs] if number % 2 else [theirs, ours]
-            found = {side.__name__: side(folder, ranks, options.steps) for side in sides}
-            pairs.append((found["ours"], found["theirs"]))
-            print(f"  round {number + 1}: {found['ours']:.4f} s a step, bare loop {found['theirs']:.4f} s", flush=True)
-        ratios = [bare / own for own, bare in pairs]
-        speed = median(ratios)
-        print(f"  speed / bare loop: {speed:.3f} ({min(ratios):.3f} to {max(ratios):.3f}); target 0.98", flush=True)
-        rows.append({"ranks": ranks, "step_s": pairs, "ratio": speed})
+            for side in list(found)[:: -1 if number % 2 else 1]:
+                is_ours = side == "phalanx"
+                took_s = ours(folder, ranks, options.steps) if is_ours else theirs(side, folder, ranks, options.steps)
+                found[side].append(took_s)
+                print(f"  round {number + 1}: {side} {took_s:.4f} s a step", flush=True)
+        for peer in options.against:
+            ratios = [theirs_s / ours_s for ours_s, theirs_s in zip(found["phalanx"], found[peer], strict=True)]
+            spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
+            print(f"  speed / {peer}: {median(ratios):.3f} ({spread}); target {TARGETS[peer]}", flush=True)
+            rows.append({"ranks": ranks, "peer": peer, "ratio": median(ratios), "ratios": ratios})
+        rows.append({"ranks": ranks, "step_s": found})
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
 
