@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from phalanx.spec.job import Job
 from phalanx.spec.layout import Layout
+from phalanx.spec.network import CHOOSES_INDEX, VARIABLES
 from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES
 
 
@@ -41,6 +42,20 @@ def _layout_rules(job: Job, layout: Layout) -> Iterator[Rule]:
     on_cpu, reason = cluster.device == "cpu", 'cluster.device is "cpu"'
     yield on_cpu and cluster.gpu is not None, "cluster.gpu", reason
     yield on_cpu and cluster.gpu_memory_gib is not None, "cluster.gpu_memory_gib", reason
+    yield from _network_rules(job)
+
+
+def _network_rules(job: Job) -> Iterator[Rule]:
+    network = job.cluster.network
+    stated = [name for name in VARIABLES if getattr(network, name) is not None]
+    if job.cluster.device == "cpu":
+        yield bool(stated), "cluster.network", 'cluster.device is "cpu", where gloo connects ranks, not NCCL'
+        return
+    for name in stated:
+        given = network.ib_gid_index is not None and name in CHOOSES_INDEX
+        yield given, f"cluster.network.{name}", "cluster.network.ib_gid_index is set"
+        by_socket = (network.transport or "").lower() == "socket" and name.startswith("ib_")
+        yield by_socket, f"cluster.network.{name}", 'cluster.network.transport is "Socket"'
 
 
 def _schedule_rules(job: Job) -> Iterator[Rule]:

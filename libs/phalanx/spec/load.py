@@ -174,6 +174,10 @@ _PATTERNS = {
     "data.held_out_digest": "sha256: and 64 hexadecimal digits",
     "data.sources.NAME.digest": "sha256: and 64 hexadecimal digits",
     "storage.NAME.endpoint": "a URL: https://host:port",
+    "cluster.network.interfaces": "names of interfaces as eth0,eth1, perhaps with = or ^ before the first",
+    "cluster.network.transport": "IB, Socket or the name of a plugin",
+    "cluster.network.ib_hca": "names of adapters as mlx5_0:1,mlx5_1:1, perhaps with = or ^ before the first",
+    "cluster.network.topology_file": "an absolute path of a file",
 }
 _URL_FORM = "a URL: file:///absolute/folder, file://./relative/folder or s3://bucket/folder"
 

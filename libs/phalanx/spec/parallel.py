@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from phalanx.spec.keys import Mark, Section, key
+from phalanx.spec.network import Network
 
 Schedule = Literal["gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"]
 MULTI_STAGE_SCHEDULES = ("interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev")
@@ -92,6 +93,7 @@ class Cluster(Section):
         unit="GiB",
         ge=0,
     )
+    network: Network = Field(default_factory=Network)
 
     @property
     def world_size(self) -> int:

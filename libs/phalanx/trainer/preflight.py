@@ -30,6 +30,7 @@ from phalanx.snapshot.fork import import_checkpoint
 from phalanx.spec import Job, Layout, parse_job
 from phalanx.spec.changes import require_forkable
 from phalanx.spec.job import plain
+from phalanx.spec.network import disagreements
 from phalanx.spec.unbuilt import refuse_unbuilt
 from phalanx.stream.manifest import Split, open_split
 from phalanx.trainer.caching import copies_folder, node_cache
@@ -112,7 +113,7 @@ def prepare(
     point = None if origin is None else _fork_point(job, splits, origin)
     record = _create_job(job, identity_digest, splits, point)
     if is_first:
-        warnings += _foretold(job, splits, record.origin)
+        warnings += (*_foretold(job, splits, record.origin), *_overruled(job))
     if origin is not None and point is not None:
         import_checkpoint(
             job_store(origin.job), job_store(job), point, code_digest=code, identity_digest=identity_digest
@@ -138,6 +139,11 @@ def _foretold(job: Job, splits: Mapping[str, Split], origin: ForkPoint | None) -
     entries = lineage.journal(newest.number) if newest is not None else ()
     reading = JobReading(job, sources_of(job, splits), origin)
     return reading.foretold(reading.mixture(mixture_changes(entries)))
+
+
+def _overruled(job: Job) -> tuple[str, ...]:
+    """What this process's environment says of the network otherwise than the job file."""
+    return disagreements(job.cluster.network, os.environ) if job.cluster.device == "cuda" else ()
 
 
 def _check_device(job: Job) -> None:

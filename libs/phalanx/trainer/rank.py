@@ -9,6 +9,7 @@ from phalanx.gang.rendezvous import init_process_group
 from phalanx.lineage import Lineage, position_after
 from phalanx.lineage.wishes import Wishes
 from phalanx.trainer.code import require_own_code
+from phalanx.trainer.network import enter_network
 from phalanx.trainer.places import job_store
 from phalanx.trainer.preflight import Prepared, from_arguments
 from phalanx.trainer.shipping import enter_code
@@ -50,6 +51,8 @@ def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | Non
     from phalanx.trainer.session import build_session
 
     job, deadlines = prepared.job, prepared.job.deadlines
+    if job.cluster.device == "cuda":
+        enter_network(job.cluster.network)
     device = open_device(job.cluster.device, deterministic=job.training.deterministic)
     agent = agent_of(context)
     phases = Phases(context.report, deadlines, waits_for_services=agent is not None)

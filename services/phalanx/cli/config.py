@@ -4,16 +4,21 @@ run."""
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from phalanx.cli.output import print_json
 from phalanx.cli.places import given_path
 from phalanx.core.errors import PhalanxError, Problems
+
+if TYPE_CHECKING:
+    from phalanx.spec import Job
+    from phalanx.spec.network import Setting
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).", show_default=False, parser=given_path)]
 Overrides = Annotated[
@@ -87,10 +92,14 @@ def check(job_file: JobFile, overrides: Overrides = None, world: World = None, a
         raise typer.Exit(2) from None
     world_size = world or job.cluster.world_size
     layout = chosen.job.layout(world_size)
-    warnings = without_effect(chosen.job, layout)
+    network = _network(job)
+    warnings = (*without_effect(chosen.job, layout), *network.warnings)
     if as_json:
         said = {"chosen": chosen.said} if chosen.said else {}
-        print_json({"ok": True, "world_size": world_size, "layout": asdict(layout), "warnings": warnings, **said})
+        shown = {"network": [asdict(each) for each in network.settings]} if network.settings else {}
+        print_json(
+            {"ok": True, "world_size": world_size, "layout": asdict(layout), "warnings": warnings, **said, **shown}
+        )
         return
     if chosen.said:
         typer.echo(chosen.said, err=True)
@@ -99,6 +108,25 @@ def check(job_file: JobFile, overrides: Overrides = None, world: World = None, a
     axes = " x ".join(f"{axis} {size}" for axis, size in asdict(layout).items() if size > 1 and axis != "ep") or "1"
     experts = f", ep {layout.ep}" if layout.ep > 1 else ""
     typer.echo(f"{job_file}: good for {world_size} ranks ({axes}{experts}); data and model are looked at when it runs")
+    for each in network.settings:
+        typer.echo(f"{each.variable}={each.value} by {each.key or 'the environment of this command'}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """What NCCL would be told of the network, were the job started from here."""
+
+    settings: tuple[Setting, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def _network(job: Job) -> _Network:
+    from phalanx.spec.network import disagreements, settings_of
+
+    if job.cluster.device != "cuda":
+        return _Network()
+    network = job.cluster.network
+    return _Network(settings_of(network, os.environ), disagreements(network, os.environ))
 
 
 def _as_rows(error: PhalanxError) -> list[dict[str, object]]:

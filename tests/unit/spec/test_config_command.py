@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tomllib
 
@@ -84,3 +85,25 @@ def test_config_check_as_json_gives_the_problems(run):
     ]
     code, out, _ = run("check", "--json", "--world", "8")
     assert code == 0 and json.loads(out)["layout"]["dp_shard"] == 8
+
+
+def test_config_check_shows_what_nccl_is_told_and_what_the_environment_says_otherwise(run, monkeypatch):
+    for name in [name for name in os.environ if name.startswith("NCCL_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("NCCL_IB_TC", "0")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    stated = ("check", "--set", "cluster.device=cuda", "--set", "cluster.network.ib_traffic_class=106")
+    code, out, err = run(*stated)
+    assert code == 0 and out.splitlines()[1:] == [
+        "NCCL_DEBUG=WARN by the environment of this command",
+        "NCCL_IB_TC=106 by cluster.network.ib_traffic_class",
+    ]
+    assert "warning: NCCL_IB_TC is '0' in the environment" in err
+    found = json.loads(run(*stated, "--json")[1])
+    assert found["network"] == [
+        {"variable": "NCCL_DEBUG", "value": "WARN", "key": ""},
+        {"variable": "NCCL_IB_TC", "value": "106", "key": "cluster.network.ib_traffic_class"},
+    ]
+    assert any("NCCL_IB_TC" in each for each in found["warnings"])
+    code, out, err = run("check")
+    assert code == 0 and "NCCL" not in out + err

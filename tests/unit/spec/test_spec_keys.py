@@ -56,6 +56,15 @@ def test_numbers_with_a_dimension_carry_a_unit():
         "lr_scheduler.decay_ratio",
         "parallel.zero",
         "recovery.bad_shard_budget",
+        "cluster.network.ib_gid_index",
+        "cluster.network.ib_roce_version",
+        "cluster.network.ib_traffic_class",
+        "cluster.network.ib_control_traffic_class",
+        "cluster.network.ib_service_level",
+        "cluster.network.ib_partition_index",
+        "cluster.network.ib_timeout",
+        "cluster.network.ib_retry_count",
+        "cluster.network.ib_queue_pairs",
     }
     numbers = {each.name: each.unit for each in all_keys() if re.match(r"integer|number|1 or", each.type_text)}
     assert {name for name, unit in numbers.items() if not unit} == unitless
