@@ -11,6 +11,7 @@ change, OutsideError for what is broken. Each part of the cluster also has its o
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import time
@@ -31,7 +32,7 @@ from phalanx.lineage.registry import JobName
 from phalanx.monitor.client import MonitorClient, connect_monitor
 from phalanx.rpc import ClientConfig, TimedOut, Unavailable, find_client
 from phalanx.rpc.credentials import TokenFile
-from phalanx.spec import Job, load_job
+from phalanx.spec import Job, load_job, parse_job
 from phalanx.spec.job import plain
 from phalanx.train.client import LogPiece, TrainClient, connect_train
 from phalanx.train.values import EventView, JobView, NodeView, Submitted
@@ -198,14 +199,30 @@ class Client:
         name: str,
         overrides: Sequence[str] = (),
         *,
+        code: Path | None = None,
         request_id: str = "",
         expected_revision: int = 0,
     ) -> JobView:
-        """Goes on with a job that was suspended, stopped or failed; overrides change placement and free keys."""
+        """Goes on with a job that was suspended, stopped or failed; overrides change placement and free keys.
+
+        code: a folder whose code the job's ranks run from here on, packed as `submit` packs that of `code.path`.
+        """
         _refuse_relative(overrides)
+        if code is not None:
+            overrides = (*overrides, *self._with_new_code(name, code, overrides))
         return self.train.resume(
             job_name(name), tuple(overrides), request_id=request_id, expected_revision=expected_revision
         )
+
+    def _with_new_code(self, name: str, folder: Path, overrides: Sequence[str]) -> tuple[str, ...]:
+        """The overrides with which the job takes the code of a folder, which is packed in its storage then."""
+        other = next((each for each in overrides if each.startswith("code.")), None)
+        if other is not None:
+            raise PhalanxError("code", value=other, expected="a folder or keys of [code], not both", remedy="give one")
+        job = parse_job(dict(self.job(name).spec), where=name)
+        chosen = {"path": str(folder.absolute()), "digest": None, "on_change": "take"}
+        packed = _with_code(job.model_copy(update={"code": job.code.model_copy(update=chosen)}), ships=True)
+        return (f"code.path={json.dumps(packed.code.path)}", f"code.digest={json.dumps(packed.code.digest)}")
 
     def checkpoint_now(self, name: str, *, request_id: str = "") -> JobView:
         """Has a checkpoint taken at the next step boundary; it follows as an event."""

@@ -13,8 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.jobs import Run, assert_proven, lineage_of, losses_of, run_cli, run_here
+from support.jobs import Run, assert_proven, lineage_of, losses_of, run_cli, run_here, wait_until
+from support.services import Services, services, wait_for_step
 
+from phalanx.client import Client
 from phalanx.gang import Event, ForkServer
 from phalanx.snapshot import load
 from phalanx.spec import load_job
@@ -102,6 +104,52 @@ def test_own_model_killed_edited_and_restored_in_other_layouts_is_one_process(
     tensors = load(f"{job.job.storage}/projects/default/jobs/many")
     names = {name.removeprefix("model.") for name in tensors if name.startswith("model.")}
     assert names >= {"embed.weight", "layers.3.query.weight", "layers.0.norm.bias", "head.weight"} and len(names) == 44
+
+
+@pytest.mark.timeout(300)
+def test_submitted_job_keeps_its_code_until_a_resume_gives_it_another(
+    corpus: str, project: Path, tmp_path: Path
+) -> None:
+    settings = [part for each in _overrides(tmp_path, corpus, "own") for part in ("--set", each)]
+    with services(tmp_path / "home", slots=1) as running, running.client() as client:
+        running.told(
+            "job",
+            "submit",
+            project / "job.toml",
+            *settings,
+            "--set",
+            "training.steps=1_000_000",
+            "--set",
+            "cluster.nproc=1",
+        )
+        wait_for_step(client, "own", 2)
+        _suspend(running, client)
+        model = project / "my_model/model.py"
+        model.write_text(model.read_text().replace("F.relu(", "torch.tanh("))
+        running.told("job", "resume", "own")
+        wait_for_step(client, "own", client.job("own").step + 1)
+        _suspend(running, client)
+        refused = running.cli("job", "resume", "own", "--code", project, "--set", "code.on_change=keep", code=2)
+        assert "expected a folder or keys of [code], not both" in refused.err and refused.err.count("\n") == 1
+        refused = running.cli("job", "resume", "own", "--code", tmp_path / "nowhere", code=2)
+        assert "nowhere" in refused.err and refused.err.count("\n") == 1
+        told = running.cli("job", "resume", "own", "--code", project).err
+        assert "the job goes on with the new code" in told
+        wait_for_step(client, "own", client.job("own").step + 1)
+        _suspend(running, client)
+        digest = client.job("own").spec["code"]["digest"]
+        running.told("job", "resume", "own")
+        wait_for_step(client, "own", client.job("own").step + 1)
+        running.told("job", "stop", "own")
+        running.told("job", "wait", "own", code=1)
+    attempts = lineage_of(project / "job.toml", *_overrides(tmp_path, corpus, "own")).attempts()
+    first, kept, taken, again = (attempt.placement["code"]["digest"] for attempt in attempts)
+    assert first == kept != taken == again == digest
+
+
+def _suspend(running: Services, client: Client) -> None:
+    running.told("job", "suspend", "own")
+    wait_until(lambda: client.job("own").state == "suspended", 30, "not suspended")
 
 
 def test_own_model_without_the_method_that_the_layout_needs_is_refused_in_one_line(

@@ -216,6 +216,12 @@ def suspend(
 def resume(
     job: Name,
     overrides: Overrides = None,
+    code: Annotated[
+        Path | None,
+        typer.Option(
+            "--code", metavar="FOLDER", parser=given_path, help="Run the code of this folder from here on, packed anew."
+        ),
+    ] = None,
     request_id: RequestId = "",
     revision: Revision = 0,
     context: Context = None,
@@ -223,7 +229,7 @@ def resume(
 ) -> None:
     """Go on with a suspended, stopped or failed job, in another layout where --set says so."""
     with open_client(context) as client:
-        found = client.resume(job, overrides or (), request_id=request_id, expected_revision=revision)
+        found = client.resume(job, overrides or (), code=code, request_id=request_id, expected_revision=revision)
     _print_job(found, as_json=as_json, short=True)
 
 
