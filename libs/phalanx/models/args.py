@@ -36,8 +36,26 @@ class RopeScaling:
 
 
 @dataclass(frozen=True, slots=True)
+class MoeShape:
+    """Experts in the place of every layer's feed-forward; the names are those of `[model.args.moe]`."""
+
+    num_experts: int
+    top_k: int
+    expert_ffn_dim: int
+    num_shared_experts: int = 0
+    score: str = "softmax"
+    normalise: bool = True
+    route_scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+    aux_loss: float = 0.0
+    selection_bias: bool = False
+    bias_update_rate: float = 0.001
+
+
+@dataclass(frozen=True, slots=True)
 class DecoderArgs:
-    """Shape of a decoder; the names are those of `[model.args]`. head_dim 0: dim / n_heads."""
+    """Shape of a decoder; the names are those of `[model.args]`. head_dim 0: dim / n_heads. ffn_dim 0: with moe."""
 
     dim: int
     n_layers: int
@@ -52,6 +70,7 @@ class DecoderArgs:
     qk_norm: bool = False
     qkv_bias: bool = False
     rope_scaling: RopeScaling | None = None
+    moe: MoeShape | None = None
 
     def __post_init__(self) -> None:
         if not self.head_dim and self.dim % self.n_heads == 0:
@@ -82,10 +101,12 @@ class DecoderArgs:
         said = {name: args[name] for name in cls.__dataclass_fields__ if args.get(name) is not None}
         if "rope_scaling" in said:
             said["rope_scaling"] = RopeScaling(**said["rope_scaling"])
+        if "moe" in said:
+            said["moe"] = MoeShape(**said["moe"])
         return cls(**said)
 
     def by_key(self) -> dict[str, Any]:
         """Values by their dotted keys below `[model.args]`; those of a table that is left out have none."""
         values = asdict(self)
-        scaling = values.pop("rope_scaling") or {}
-        return {**values, **{f"rope_scaling.{name}": value for name, value in scaling.items()}}
+        tables = {table: values.pop(table) or {} for table in ("rope_scaling", "moe")}
+        return {**values, **{f"{table}.{name}": value for table, own in tables.items() for name, value in own.items()}}

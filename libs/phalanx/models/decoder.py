@@ -1,5 +1,5 @@
-"""The built-in dense decoder (Llama: RMSNorm, rotary positions, grouped queries, SwiGLU; Qwen2's biases and Qwen3's
-normalised heads by its arguments) in plain torch.
+"""The built-in decoder (Llama: RMSNorm, rotary positions, grouped queries, SwiGLU; Qwen2's biases, Qwen3's normalised
+heads and a mixture of experts by its arguments) in plain torch.
 
 Nothing here knows about processes: tensor parallelism cuts the weights of these modules and puts its exchanges at the
 module boundaries that `parallel_plan` names, so head counts are read off the weights' shapes and never off the
@@ -16,28 +16,36 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from phalanx.core.errors import PhalanxError
-from phalanx.models.args import DecoderArgs
+from phalanx.models.args import DecoderArgs, MoeShape
 from phalanx.models.attention import Attend, Attention, WholeWindows, check_heads, in_context
+from phalanx.models.experts import MixtureFeedForward, Router
 from phalanx.models.kernels import kernel_named
 from phalanx.models.norm import RMSNorm
 from phalanx.models.protocol import Context, Initial, KeyValueHeads, Style, split_evenly
 from phalanx.models.rotary import rotary_table
 
 INITIAL_STD = 0.02
+# What writes to the residual stream.
+RESIDUAL_WEIGHTS = ("attention.wo.weight", "feed_forward.w2.weight", "experts.w2", "shared.w2.weight")
 
 
 class FeedForward(nn.Module):
     """SwiGLU (arXiv 2002.05202)."""
 
-    def __init__(self, args: DecoderArgs) -> None:
+    def __init__(self, dim: int, ffn_dim: int) -> None:
         super().__init__()
-        self.w1 = nn.Linear(args.dim, args.ffn_dim, bias=False)
-        self.w2 = nn.Linear(args.ffn_dim, args.dim, bias=False)
-        self.w3 = nn.Linear(args.dim, args.ffn_dim, bias=False)
+        self.w1 = nn.Linear(dim, ffn_dim, bias=False)
+        self.w2 = nn.Linear(ffn_dim, dim, bias=False)
+        self.w3 = nn.Linear(dim, ffn_dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [B, S, D]."""
         return self.w2(F.silu(self.w1(x)) * self.w3(x))  # type: ignore[no-any-return]
+
+
+def _mixture(args: DecoderArgs, moe: MoeShape) -> MixtureFeedForward:
+    width = moe.num_shared_experts * moe.expert_ffn_dim
+    return MixtureFeedForward(args.dim, moe, FeedForward(args.dim, width) if width else None)
 
 
 class Block(nn.Module):
@@ -48,12 +56,17 @@ class Block(nn.Module):
         self.attention_norm = RMSNorm(args.dim, args.norm_eps)
         self.attention = Attention(args, attend)
         self.ffn_norm = RMSNorm(args.dim, args.norm_eps)
-        self.feed_forward = FeedForward(args)
+        self.feed_forward = FeedForward(args.dim, args.ffn_dim) if args.moe is None else _mixture(args, args.moe)
 
-    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Any) -> Tensor:
-        """x [B, S, D], or its sequence shard [B, S / tp, D]."""
+    def forward(
+        self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Any, window_weights: Tensor | None = None
+    ) -> Tensor:
+        """x [B, S, D], or its sequence shard [B, S / tp, D]. window_weights: for experts alone."""
         x = x + self.attention(self.attention_norm(x), cosines, sines, mask)
-        return x + self.feed_forward(self.ffn_norm(x))  # type: ignore[no-any-return]
+        normal = self.ffn_norm(x)
+        if isinstance(self.feed_forward, MixtureFeedForward):
+            return x + self.feed_forward(normal, window_weights)  # type: ignore[no-any-return]
+        return x + self.feed_forward(normal)  # type: ignore[no-any-return]
 
 
 class Decoder(nn.Module):
@@ -71,15 +84,21 @@ class Decoder(nn.Module):
         if args.tie_embeddings:
             self.output.weight = self.tok_embeddings.weight
 
-    def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+    def forward(
+        self,
+        tokens: Tensor,
+        position_ids: Tensor,
+        document_ids: Tensor | None,
+        window_weights: Tensor | None = None,
+    ) -> Tensor:
         """Logits [B, S, V] of tokens [B, S]; a later stage takes the hidden state [B, S, D], an earlier one returns
-        it.
+        it. window_weights: [B], what each window's loss of balance counts; None: no router counts anything.
         """
         hidden = tokens if self.tok_embeddings is None else self.tok_embeddings(tokens)
         cosines, sines = rotary_table(position_ids, self.args)
         mask = self.attend.mask(position_ids, document_ids)
         for layer in self.layers.values():
-            hidden = layer(hidden, cosines, sines, mask)
+            hidden = layer(hidden, cosines, sines, mask, window_weights)
         if self.norm is None or self.output is None:
             return hidden
         normal: Tensor = self.norm(hidden)
@@ -93,7 +112,15 @@ class Decoder(nn.Module):
             if context.method == "a2a":
                 check_heads(attention.num_heads, attention.num_kv_heads, context.num_ranks)
             attention.attend = in_context(attention.attend.kernel, context)
+        for router in self.routers.values():
+            router.balance.context = context
         self.attend = in_context(self.attend.kernel, context)
+
+    @property
+    def routers(self) -> Mapping[str, Router]:
+        """Of the layers that this stage has, by layer; none in a dense model."""
+        blocks = {name: layer.feed_forward for name, layer in self.layers.items()}
+        return {name: ffn.router for name, ffn in blocks.items() if isinstance(ffn, MixtureFeedForward)}
 
     def detach_head(self) -> None:
         """See `HasHead`."""
@@ -162,8 +189,8 @@ class Decoder(nn.Module):
         initial = {}
         for name, parameter in self.named_parameters():
             if parameter.dim() == 1:
-                initial[name] = Initial(value=0.0 if name.endswith(".bias") else 1.0)
+                initial[name] = Initial(value=0.0 if name.endswith("bias") else 1.0)
             else:
-                is_residual = name.endswith(("attention.wo.weight", "feed_forward.w2.weight"))
+                is_residual = name.endswith(RESIDUAL_WEIGHTS)
                 initial[name] = Initial(std=residual_std if is_residual else INITIAL_STD)
         return initial

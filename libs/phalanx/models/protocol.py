@@ -113,6 +113,9 @@ class Context(Protocol):
     def gather(self, x: Tensor) -> Tensor:
         """x [B, S / n, ...] of each of n ranks -> [B, S, ...] on all, in the order of the window."""
 
+    def sum(self, x: Tensor) -> Tensor:
+        """The sum of x over all ranks, on each; no gradient goes through it."""
+
     def to_heads(self, *tensors: Tensor) -> list[Tensor]:
         """Each [B, H, S / n, D] of n ranks -> [B, H / n, S, D], whole windows of consecutive heads; n must divide H."""
 

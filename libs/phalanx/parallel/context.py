@@ -69,6 +69,12 @@ class ContextShare:
         """See `Context`."""
         return _reordered(gather_sequence(x, self._group), self._place_of_chunk, dim=1)
 
+    def sum(self, x: Tensor) -> Tensor:
+        """See `Context`."""
+        total = x.detach().clone()
+        dist.all_reduce(total, group=self._group)
+        return total
+
     def to_heads(self, *tensors: Tensor) -> list[Tensor]:
         """See `Context`; one exchange for all."""
         cut = [_split(t, 1, self.num_ranks) for t in tensors]

@@ -17,6 +17,7 @@ from phalanx.spec.unbuilt import refuse_unbuilt
 
 # Part of a GPU's memory that a layout may fill: estimates err, and allocators leave gaps.
 FILLED = 0.95
+MOE_SIZES = frozenset({"num_experts", "top_k", "expert_ffn_dim", "num_shared_experts"})  # what counts depend on
 _BYTES = {"bfloat16": 2, "float32": 4}
 
 
@@ -41,7 +42,7 @@ def model_shape(job: Job) -> ModelShape:
         head_width=args.head_dim,
         qk_norm=args.qk_norm,
         qkv_bias=args.qkv_bias,
-        **(moe.model_dump() if moe else {}),
+        **(moe.model_dump(include=set(MOE_SIZES)) if moe else {}),
     )
 
 

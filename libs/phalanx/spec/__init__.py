@@ -4,11 +4,12 @@ the trainer's preflight."""
 
 from __future__ import annotations
 
+from phalanx.spec.experts import MoeArgs
 from phalanx.spec.job import Job
 from phalanx.spec.keys import KeyInfo, Mark
 from phalanx.spec.layout import Layout
 from phalanx.spec.load import load_job, parse_job
-from phalanx.spec.model import Model, ModelArgs, MoeArgs
+from phalanx.spec.model import Model, ModelArgs
 from phalanx.spec.names import all_keys
 from phalanx.spec.operation import Storage
 from phalanx.spec.parallel import Cluster, Parallel

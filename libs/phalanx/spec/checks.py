@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from phalanx.spec.attention_checks import context_findings, kernel_findings, loss_findings
 from phalanx.spec.data_checks import data_findings
+from phalanx.spec.expert_checks import expert_findings
 from phalanx.spec.finding import Finding
 from phalanx.spec.keys import LARGEST_INTEGER, bound_text
 from phalanx.spec.layout import Layout, window_parts
@@ -127,22 +128,6 @@ def _shape(args: ModelArgs) -> Iterator[Finding]:
             f"a divisor of n_heads = {args.n_heads}",
             "each key and value head serves the same number of query heads",
         )
-    if args.moe is None and not args.ffn_dim:
-        yield Finding((f"{name}ffn_dim",), 0, "a positive width", "set it, choose a preset, or add [model.args.moe]")
-    if args.moe is not None and args.ffn_dim:
-        yield Finding(
-            (f"{name}ffn_dim",),
-            args.ffn_dim,
-            "none beside [model.args.moe], where every layer's feed-forward is experts",
-            "remove it, or the moe table; the width of an expert is model.args.moe.expert_ffn_dim",
-        )
-    if args.moe is not None and args.moe.top_k > args.moe.num_experts:
-        yield Finding(
-            (f"{name}moe.top_k", f"{name}moe.num_experts"),
-            args.moe.top_k,
-            f"at most num_experts = {args.moe.num_experts}",
-            "lower top_k or add experts",
-        )
 
 
 def _rope_scaling(args: ModelArgs) -> Iterator[Finding]:
@@ -194,34 +179,7 @@ def _divisions(args: ModelArgs, seq_len: int, parallel: Parallel, layout: Layout
                 f"a divisor of model.args.{name} = {size}",
                 f"change parallel.tp or {name}",
             )
-    yield from _experts(args, parallel, layout)
-
-
-def _experts(args: ModelArgs, parallel: Parallel, layout: Layout | None) -> Iterator[Finding]:
-    ep = parallel.ep
-    if args.moe is None:
-        if ep > 1:
-            yield Finding(
-                ("parallel.ep", "model.args.moe"),
-                ep,
-                "1 for a model without experts",
-                "remove it, or add [model.args.moe]",
-            )
-        return
-    if args.moe.num_experts % ep:
-        yield Finding(
-            ("parallel.ep", "model.args.moe.num_experts"),
-            ep,
-            f"a divisor of num_experts = {args.moe.num_experts}",
-            "change parallel.ep",
-        )
-    if layout is not None and (layout.dp_shard * layout.cp) % ep:
-        yield Finding(
-            ("parallel.ep", "parallel.dp_shard", "parallel.cp"),
-            ep,
-            f"a divisor of dp_shard x cp = {layout.dp_shard * layout.cp}, over which experts are spread",
-            "change ep or dp_shard",
-        )
+    yield from expert_findings(args, parallel, layout)
 
 
 def _windows(job: Job, layout: Layout | None) -> Iterator[Finding]:

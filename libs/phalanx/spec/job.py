@@ -108,6 +108,8 @@ class Job(Section):
         if isinstance(self.model.args, ModelArgs):
             for name in self.model.args.usual:
                 del chosen["model"]["args"][name]
+            for name in self.model.args.moe.usual if self.model.args.moe else ():
+                del chosen["model"]["args"]["moe"][name]
         for source in chosen["data"].get("sources", {}).values():
             del source["digest"]
         if self.lr_scheduler.decay_type == "none":

@@ -29,6 +29,7 @@ MOST: Mapping[str, int] = {
     "epochs": 1_000_000,
     "experts": 1 << 20,
     "GiB": 1 << 30,
+    "groups": 1 << 20,
     "heads": 1 << 20,
     "layers": 1 << 20,
     "nodes": 1 << 20,

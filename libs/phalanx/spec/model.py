@@ -9,22 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import GetPydanticSchema, ValidatorFunctionWrapHandler, field_validator, model_validator
 from pydantic_core.core_schema import ValidationInfo
 
+from phalanx.spec.experts import MoeArgs
 from phalanx.spec.keys import MOST, Mark, Section, key
 from phalanx.spec.own import OWN_PATTERN, require_json, wrong
 from phalanx.spec.presets import PRESETS
-
-
-class MoeArgs(Section):
-    """Mixture of experts: every layer's feed-forward becomes `num_experts` routed SwiGLU experts. Leave the table out
-    for a dense model."""
-
-    num_experts: int = key(Mark.IDENTITY, "Routed experts in every layer.", unit="experts", gt=0, shapes=True)
-    top_k: int = key(Mark.IDENTITY, "Experts that each token is sent to.", unit="experts", gt=0)
-    expert_ffn_dim: int = key(Mark.IDENTITY, "Inner width of one expert.", unit="elements", gt=0, shapes=True)
-    num_shared_experts: int = key(
-        Mark.IDENTITY, "Experts of the same width that every token passes.", 0, unit="experts", ge=0, shapes=True
-    )
-
 
 # By type of scaling: the keys that it needs, and those that it may have.
 ROPE_SCALING_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {

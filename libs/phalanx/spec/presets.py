@@ -5,8 +5,10 @@ llama3-*: sizes of Llama 3 (arXiv 2407.21783, table 3) and of Llama 3.2 1B, with
 from the start. llama3.1-* and llama3.2-*: the same, scaled for windows of 131,072 tokens as their public config.json
 has it: what to import released weights into. qwen3-*: dense Qwen3 (arXiv 2505.09388, table 1, and its public
 config.json). gpt3-175b: depth, width and heads of GPT-3 (arXiv 2005.14165, table 2.1) with Llama-style blocks and a
-SwiGLU of the same size as its MLP. mixtral-8x7b: arXiv 2401.04088, table 1. llama3-tiny and qwen3-tiny: all that
-llama3.1-8b and qwen3-8b have, in a model for tests.
+SwiGLU of the same size as its MLP. mixtral-8x7b: arXiv 2401.04088, table 1; mixtral-8x22b: its public config.json.
+qwen3-30b-a3b, qwen3-235b-a22b: arXiv 2505.09388, table 2. The weight of their loss of balance is for ours, which is
+added up over the layers (docs/decisions/expert-balance.md). NAME-tiny: all that llama3.1-8b, qwen3-8b, mixtral-8x7b and
+qwen3-30b-a3b have, in a model for tests.
 """
 
 from __future__ import annotations
@@ -44,6 +46,13 @@ def _qwen3(dim: int, n_layers: int, n_heads: int, ffn_dim: int, *, tied: bool) -
     return _shape(dim, n_layers, n_heads, 8, ffn_dim, 151_936, head_dim=128, **_QWEN3, **tie)
 
 
+def _experts(num_experts: int, top_k: int, expert_ffn_dim: int) -> Mapping[str, Any]:
+    """Scores by softmax, normalised over a token's experts: Mixtral's and Qwen3's router."""
+    sizes = {"num_experts": num_experts, "top_k": top_k, "expert_ffn_dim": expert_ffn_dim}
+    return MappingProxyType({**sizes, "aux_loss": 0.001})
+
+
+_MIXTRAL: Mapping[str, Any] = MappingProxyType({"rope_theta": 1_000_000.0})
 _QWEN3: Mapping[str, Any] = MappingProxyType({"qk_norm": True, "norm_eps": 1e-6, "rope_theta": 1_000_000.0})
 _LLAMA3_1B = _llama3(2048, 16, 32, 8192, tie_embeddings=True)
 _LLAMA3_8B = _llama3(4096, 32, 32, 14_336)
@@ -72,15 +81,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3-14b": _qwen3(5120, 40, 40, 17_408, tied=False),
         "qwen3-32b": _qwen3(5120, 64, 64, 25_600, tied=False),
         "gpt3-175b": _shape(12_288, 96, 96, 96, 32_768, 51_200),
-        "mixtral-8x7b": _shape(
-            4096,
-            32,
-            32,
-            8,
-            0,
-            32_000,
-            rope_theta=1_000_000.0,
-            moe=MappingProxyType({"num_experts": 8, "top_k": 2, "expert_ffn_dim": 14_336}),
-        ),
+        "mixtral-tiny": _shape(64, 2, 4, 2, 0, 512, **_MIXTRAL, moe=_experts(4, 2, 96)),
+        "mixtral-8x7b": _shape(4096, 32, 32, 8, 0, 32_000, **_MIXTRAL, moe=_experts(8, 2, 14_336)),
+        "mixtral-8x22b": _shape(6144, 56, 48, 8, 0, 32_768, **_MIXTRAL, moe=_experts(8, 2, 16_384)),
+        "qwen3-moe-tiny": _shape(64, 2, 4, 2, 0, 512, head_dim=32, **_QWEN3, moe=_experts(8, 3, 48)),
+        "qwen3-30b-a3b": _shape(2048, 48, 32, 4, 0, 151_936, head_dim=128, **_QWEN3, moe=_experts(128, 8, 768)),
+        "qwen3-235b-a22b": _shape(4096, 94, 64, 4, 0, 151_936, head_dim=128, **_QWEN3, moe=_experts(128, 8, 1536)),
     }
 )

@@ -24,6 +24,10 @@ PUBLISHED = {
     "qwen3-8b": 8_190_735_360,
     "qwen3-14b": 14_768_307_200,
     "qwen3-32b": 32_762_123_264,
+    "mixtral-8x7b": 46_702_792_704,
+    "mixtral-8x22b": 140_630_071_296,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "qwen3-235b-a22b": 235_093_634_560,
 }
 
 
@@ -36,7 +40,7 @@ def test_total_of_a_preset_is_the_published_one(preset: str) -> None:
     assert count_parameters(model_shape(job_of(preset))).total == PUBLISHED[preset]
 
 
-@pytest.mark.parametrize("preset", sorted(name for name, shape in PRESETS.items() if "moe" not in shape))
+@pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_planner_counts_what_the_decoder_of_a_preset_has(preset: str) -> None:
     job = job_of(preset)
     with torch.device("meta"):
@@ -44,12 +48,25 @@ def test_planner_counts_what_the_decoder_of_a_preset_has(preset: str) -> None:
     assert count_parameters(model_shape(job)).total == sum(each.numel() for each in decoder.parameters())
 
 
-@pytest.mark.parametrize("twin, preset", [("llama3-tiny", "llama3.1-8b"), ("qwen3-tiny", "qwen3-8b")])
+@pytest.mark.parametrize("preset, billions", [("mixtral-8x7b", 12.9), ("qwen3-30b-a3b", 3.3), ("qwen3-235b-a22b", 22)])
+def test_active_parameters_of_a_preset_are_the_published_ones(preset: str, billions: float) -> None:
+    assert count_parameters(model_shape(job_of(preset))).active == pytest.approx(billions * 1e9, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "twin, preset",
+    [
+        ("llama3-tiny", "llama3.1-8b"),
+        ("qwen3-tiny", "qwen3-8b"),
+        ("mixtral-tiny", "mixtral-8x7b"),
+        ("qwen3-moe-tiny", "qwen3-30b-a3b"),
+    ],
+)
 def test_a_tiny_twin_has_every_feature_of_its_model(twin: str, preset: str) -> None:
     tiny, whole = (job_of(name).model.decoder for name in (twin, preset))
     sizes = {"dim", "n_layers", "n_heads", "n_kv_heads", "head_dim", "ffn_dim", "vocab_size", "norm_eps"}
-    scaling = {"original_max_position_embeddings"}
-    assert _without(tiny.model_dump(), sizes, scaling) == _without(whole.model_dump(), sizes, scaling)
+    inner = {"original_max_position_embeddings", "num_experts", "top_k", "expert_ffn_dim"}
+    assert _without(tiny.model_dump(), sizes, inner) == _without(whole.model_dump(), sizes, inner)
     assert (tiny.n_heads > tiny.n_kv_heads) and (whole.n_heads > whole.n_kv_heads)
 
 
