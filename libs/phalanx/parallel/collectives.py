@@ -86,18 +86,22 @@ def gather_vocabulary(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     return _GatherVocabulary.apply(x, group)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def all_reduce_coalesced(tensors: list[Tensor], group: dist.ProcessGroup) -> None:
-    """Sum each tensor over the group in place, all by one all-reduce; they must have one type."""
+def all_reduce_coalesced(tensors: list[Tensor], group: dist.ProcessGroup, device: torch.device) -> None:
+    """Sum each tensor over the group in place, all by one all-reduce; they must have one type, and lie together.
+    device: of the group, where they travel.
+    """
     if tensors:
-        flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+        flat = torch.cat([tensor.reshape(-1) for tensor in tensors]).to(device)
         dist.all_reduce(flat, group=group)
         for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
 
-def sum_parts(partial: list[Tensor], shared: list[tuple[Tensor, int]], group: dist.ProcessGroup) -> None:
+def sum_parts(
+    partial: list[Tensor], shared: list[tuple[Tensor, int]], group: dist.ProcessGroup, device: torch.device
+) -> None:
     """Sum in place, all by one all-reduce: each of `partial` over the group, each of `shared` (tensor, copies) over the
-    `copies` consecutive ranks that hold the same. All must have one type.
+    `copies` consecutive ranks that hold the same. All must have one type, and lie together. device: of the group.
 
     What is shared travels in a place of its own for each that there is, so that no group of fewer ranks is needed.
     """
@@ -106,6 +110,6 @@ def sum_parts(partial: list[Tensor], shared: list[tuple[Tensor, int]], group: di
         places = tensor.new_zeros(group.size() // copies, *tensor.shape)
         places[group.rank() // copies] = tensor
         placed.append(places)
-    all_reduce_coalesced([*partial, *placed], group)
+    all_reduce_coalesced([*partial, *placed], group, device)
     for (tensor, copies), places in zip(shared, placed, strict=True):
         tensor.copy_(places[group.rank() // copies])

@@ -81,8 +81,9 @@ class ParallelModel:
             prepare_blocks(stage, recompute=job.activation_checkpoint.mode == "full", compiled=job.compile.enable)
         reduce_dtype = _DTYPES[job.training.mixed_precision_reduce]
         for stage in self.stages:
-            shard(stage, mesh, self.zero, dtype, reduce_dtype)
-            materialise(stage, self.device)
+            offloaded = job.parallel.cpu_offload
+            shard(stage, mesh, self.zero, dtype, reduce_dtype, offloaded=offloaded)
+            materialise(stage, self.device, offloaded=offloaded)
         self._parameters = [p for stage in self.stages for p in stage.parameters()]
         self._held = [t for stage, own in zip(self.stages, slices, strict=True) for t in held_tensors(stage, own, mesh)]
         partial = frozenset[str]().union(*(own.partial for own in slices))
@@ -241,12 +242,14 @@ class ParallelModel:
             reshard(stage)
 
     def parameters(self) -> list[HeldTensor]:
-        """The fp32 masters that this rank holds: writing to a `local` writes the model (between steps)."""
+        """The fp32 masters that this rank holds, on its device or offloaded in the host's memory: writing to a `local`
+        writes the model (between steps).
+        """
         return self._held
 
     def gradients(self) -> list[Tensor | None]:
-        """Plain local gradients, aligned with `parameters()`: zeros where a step's loss didn't depend on the parameter,
-        None where it doesn't train (requires_grad is false).
+        """Plain local gradients, aligned with `parameters()` and lying where they do: zeros where a step's loss didn't
+        depend on the parameter, None where it doesn't train (requires_grad is false).
         """
         held = zip(self._parameters, self._held, strict=True)
         return [_gradient_of(p, tensor.local) if p.requires_grad else None for p, tensor in held]
@@ -260,7 +263,7 @@ class ParallelModel:
         gradients = list(zip(self.gradients(), self._is_partial, self._copies, strict=True))
         partial = [g for g, is_partial, _ in gradients if is_partial and g is not None]
         shared = [(g, copies) for g, _, copies in gradients if copies > 1 and g is not None]
-        sum_parts(partial, shared, group)
+        sum_parts(partial, shared, group, self.device)
 
     def gradient_square_sum(self) -> Tensor:
         """This rank's part of the squared gradient norm, fp32 0-dim; the parts of all ranks sum up to it."""
@@ -268,7 +271,7 @@ class ParallelModel:
         counted = [g for g, tensor in held if g is not None and g.numel() and tensor.replica == 0]
         if not counted:
             return torch.zeros((), device=self.device)
-        return torch.stack(torch._foreach_norm(counted)).square().sum()
+        return torch.stack(torch._foreach_norm(counted)).square().sum().to(self.device)
 
     def zero_gradients(self) -> None:
         """Drop every gradient."""

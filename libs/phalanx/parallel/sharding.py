@@ -4,6 +4,10 @@ part.
 ZeRO 1 keeps parameters whole within a step and reduces gradients with the last micro-batch; 2 keeps them whole and
 reduces with each; 3 frees them after each block's forward and reduces with each. Gradients are sums: the loss is
 already divided by the global count of valid tokens.
+
+Offloaded, masters and reduced gradients lie in the host's memory, and so does the optimizer's state, which follows
+them: weights go to the device block by block as they are gathered, gradients come back as they are reduced (Ren et al.
+2021, "ZeRO-Offload", arXiv 2101.06840, section 4, for any stage).
 """
 
 from __future__ import annotations
@@ -13,7 +17,13 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
@@ -22,13 +32,24 @@ from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.tensor import TensorSlices
 
 
-def shard(module: nn.Module, mesh: Mesh, zero: int, param_dtype: torch.dtype, reduce_dtype: torch.dtype) -> None:
-    """Shard each of `module.layers` (where it has any) and then the rest of it, in place, on the mesh's data axes."""
-    data_mesh = mesh.data_mesh()
+def shard(
+    module: nn.Module,
+    mesh: Mesh,
+    zero: int,
+    param_dtype: torch.dtype,
+    reduce_dtype: torch.dtype,
+    *,
+    offloaded: bool = False,
+) -> None:
+    """Shard each of `module.layers` (where it has any) and then the rest of it, in place, on the mesh's data axes.
+    offloaded: what is sharded lies in the host's memory, page-locked beside a GPU.
+    """
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
+    offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if offloaded else OffloadPolicy()
+    shard_one = partial(fully_shard, mesh=mesh.data_mesh(), mp_policy=policy, offload_policy=offload)
     for block in blocks_of(module):
-        fully_shard(block, mesh=data_mesh, mp_policy=policy, reshard_after_forward=zero == 3)
-    fully_shard(module, mesh=data_mesh, mp_policy=policy, reshard_after_forward=False)
+        shard_one(block, reshard_after_forward=zero == 3)
+    shard_one(module, reshard_after_forward=False)
     for sharded in sharded_modules(module):
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
@@ -60,13 +81,18 @@ def sharded_modules(module: nn.Module) -> Iterator[FSDPModule]:
     return (inner for inner in module.modules() if isinstance(inner, FSDPModule))
 
 
-def materialise(root: nn.Module, device: torch.device) -> None:
-    """Allocate the shards, uninitialised, with the very storage that training will use.
+def materialise(root: nn.Module, device: torch.device, *, offloaded: bool = False) -> None:
+    """Allocate the shards, uninitialised, with the very storage that training will use: on the device, or offloaded in
+    the host's memory. Buffers are on the device.
 
     fully_shard pads uneven shards at its lazy initialisation, which replaces their storage: it runs here, so that the
     local tensors handed out afterwards stay the live ones.
     """
-    root.to_empty(device=device)
+    root.to_empty(device="cpu" if offloaded else device)
+    if offloaded:
+        for inner in root.modules():
+            for name, buffer in inner.named_buffers(recurse=False, remove_duplicate=False):
+                inner._buffers[name] = torch.empty_like(buffer, device=device)
     fully_shard.state(root)._lazy_init()  # type: ignore[attr-defined]
 
 

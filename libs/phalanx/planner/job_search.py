@@ -59,6 +59,7 @@ def run_shape(job: Job) -> RunShape:
         document_mask=job.data.document_mask and job.model.attn_backend == "sdpa",
         chunk_tokens=job.loss.chunk_tokens,
         cp_comm_type=job.parallel.cp_comm_type,
+        cpu_offload=job.parallel.cpu_offload and job.cluster.device == "cuda",
         param_bytes=_BYTES[job.training.mixed_precision_param],
         reduce_bytes=_BYTES[job.training.mixed_precision_reduce],
     )

@@ -10,6 +10,8 @@ bfloat16).
   block by block, and a block's buffer; else 4 P / N of the micro-batches before, and one layer's, in computation type
   and as the buffer of the reduction. With a single micro-batch they come as the activations go, and count only as far
   as they are more.
+- offloaded (`cpu_offload`): masters, optimizer and sharded gradients, 16 P / N, lie in the host's memory; on the device
+  is beside the rest a layer's part of the masters, on its way to be gathered.
 So zero 1 takes 6 + 12 / N bytes a parameter in bfloat16 (measured with torch 2.13: gradients not yet synchronised are
 whole and fp32), not ZeRO's printed 4 + 12 / N (arXiv 1910.02054, section 5).
 """
@@ -24,14 +26,16 @@ from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.planner.stages import PipelinePosition, num_micro_batches, positions
 from phalanx.spec.layout import Layout
 
-MASTER_BYTES, MOMENT_BYTES = 4, 8
+MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
 # Device context, communication buffers and the allocator's rounding: a round figure, not a measurement.
 RUNTIME_BYTES = 2 * 2**30
 
 
 @dataclass(frozen=True, slots=True)
 class RankMemory:
-    """Peak bytes of one rank, by what they are for."""
+    """Peak bytes of one rank, by what they are for. gradients_bytes: on the device. host_bytes: in the host's memory,
+    masters and optimizer among them; 0 where nothing is offloaded.
+    """
 
     position: PipelinePosition
     parameters: int
@@ -41,6 +45,7 @@ class RankMemory:
     optimizer_bytes: int
     activations_bytes: int
     runtime_bytes: int
+    host_bytes: int = 0
 
     @property
     def state_bytes(self) -> int:
@@ -49,9 +54,9 @@ class RankMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All of it at once."""
+        """All of it that lies on the device, at once."""
         moving = self.weights_bytes + self.gradients_bytes + self.activations_bytes
-        return self.state_bytes + moving + self.runtime_bytes
+        return (0 if self.host_bytes else self.state_bytes) + moving + self.runtime_bytes
 
 
 def rank_memory(
@@ -72,11 +77,12 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
         position=position,
         parameters=held.total,
         masters_bytes=MASTER_BYTES * shard,
-        weights_bytes=_gathered_weights(held, layout, run),
+        weights_bytes=_gathered_weights(held, layout, run) + (_on_the_way(held, layout) if run.cpu_offload else 0),
         gradients_bytes=_gradients(held, shard, layout, run, activations),
         optimizer_bytes=MOMENT_BYTES * shard,
         activations_bytes=activations,
         runtime_bytes=runtime_bytes,
+        host_bytes=(MASTER_BYTES + MOMENT_BYTES + GRADIENT_BYTES) * shard if run.cpu_offload else 0,
     )
 
 
@@ -85,6 +91,11 @@ def _sharded(held: RankParameters, layout: Layout) -> int:
     shards = layout.dp_shard * layout.cp
     expert_shards = max(shards // layout.ep, 1)
     return -(-held.dense // shards) + -(-held.experts // expert_shards)
+
+
+def _on_the_way(held: RankParameters, layout: Layout) -> int:
+    """A layer's shard of the masters, copied to the device for its gathering."""
+    return MASTER_BYTES * -(-max(held.block + held.block_experts, held.ends) // (layout.dp_shard * layout.cp))
 
 
 def _gathered_weights(held: RankParameters, layout: Layout, run: RunShape) -> int:
@@ -100,4 +111,6 @@ def _gradients(held: RankParameters, shard: int, layout: Layout, run: RunShape, 
     if layout.pp > 1 or (run.zero == 1 and several):
         return 4 * (held.total + block)
     buffers = (run.param_bytes + run.reduce_bytes) * block
+    if run.cpu_offload:
+        return buffers
     return buffers + (4 * shard if several else max(0, 4 * shard - activations))

@@ -144,6 +144,8 @@ class Search:
         sharded = _SHARDED_BYTES * (
             held.dense / (layout.dp_shard * layout.cp) + held.experts / max(layout.dp * layout.cp // layout.ep, 1)
         )
+        if run.cpu_offload:
+            sharded = 0.0
         weights = 0 if layout.pp == 1 and run.zero == 3 else run.param_bytes
         return (_WHOLE_BYTES if whole else weights) * held.total + sharded + self.runtime_bytes
 

@@ -250,13 +250,30 @@ def _data_s(config: Configuration, place: Place, held: RankParameters, micro_bat
     return total
 
 
+# A GPU's link to its host (PCIe 5.0 x16), and its share of the host's memory: round figures, in bytes a second. Two
+# sockets of eight channels of DDR5-4800 have 614 GB/s for eight GPUs, of which streams reach about half.
+_HOST_LINK, _HOST_MEMORY = 64e9, 38e9
+
+
 def _optimizer_s(config: Configuration, place: Place, held: RankParameters) -> float:
     """Adam reads gradient, master and two moments and writes the latter three and the weight: 30 bytes a parameter of
-    the rank's shard; what lies in the host's memory crosses its link (64 GB/s) twice."""
+    the rank's shard; what lies in the host's memory crosses its link twice, or the host does it all."""
     run, layout = config.run, config.layout
     ranks = layout.dp * layout.cp if run.zero else 1
     shard = held.dense / ranks + held.experts / (max(ranks // layout.ep, 1) if run.zero else 1)
-    return 30 * shard / place.chip.memory_rate + run.offloaded * 2 * 12 * shard / 64e9
+    if run.cpu_offload:
+        return _host_s(config, shard)
+    return 30 * shard / place.chip.memory_rate + run.offloaded * 2 * 12 * shard / _HOST_LINK
+
+
+def _host_s(config: Configuration, shard: float) -> float:
+    """What cpu_offload takes, counted as seen in full: fp32 masters to the device whenever they are gathered, fp32
+    gradients back whenever they are reduced, and Adam on the host, 28 bytes a parameter without a weight of its own."""
+    run, micro_batches = config.run, config.micro_batches
+    alone = config.layout.pp == 1
+    gathered = 2 * micro_batches if run.zero >= 3 and alone else 1
+    reduced = micro_batches if run.zero >= 2 and alone else 1
+    return 4 * (gathered + reduced) * shard / _HOST_LINK + 28 * shard / _HOST_MEMORY
 
 
 def tokens_per_s_per_gpu(config: Configuration, step: StepTime) -> float:

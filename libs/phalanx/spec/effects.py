@@ -42,6 +42,7 @@ def _layout_rules(job: Job, layout: Layout) -> Iterator[Rule]:
     on_cpu, reason = cluster.device == "cpu", 'cluster.device is "cpu"'
     yield on_cpu and cluster.gpu is not None, "cluster.gpu", reason
     yield on_cpu and cluster.gpu_memory_gib is not None, "cluster.gpu_memory_gib", reason
+    yield on_cpu and parallel.cpu_offload, "parallel.cpu_offload", f"{reason}: all is in the host's memory already"
     yield from _network_rules(job)
 
 

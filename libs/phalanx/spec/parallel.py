@@ -50,6 +50,12 @@ class Parallel(Section):
         "What is sharded over dp_shard: 1 optimizer state, 2 also gradients, 3 also weights between uses.",
         3,
     )
+    cpu_offload: bool = key(
+        Mark.PLACEMENT,
+        "Whether weights, gradients and optimizer state lie in the host's memory, where the optimizer runs too; a GPU "
+        "then holds only the layers that it computes with, and pays with transfers.",
+        False,
+    )
     schedule: Schedule = key(Mark.PLACEMENT, "Pipeline schedule; without effect when pp is 1.", "1f1b")
     stages_per_rank: int = key(
         Mark.PLACEMENT,

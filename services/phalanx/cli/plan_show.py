@@ -125,17 +125,14 @@ def _memory_table(memory: tuple[RankMemory, ...]) -> Any:
 
     unit, name = (GIB, "GiB") if max(rank.total_bytes for rank in memory) >= GIB else (MIB, "MiB")
     table = Table(title=f"Memory of one rank, {name} (activations are an estimate)", title_justify="left")
-    for column in ("pp", "layers", "params", "master", "weight", "grad", "optim", "activ", "total"):
+    offloads = any(rank.host_bytes for rank in memory)
+    on_device = {"weight": "weights", "grad": "gradients", "activ": "activations", "total": "total"}
+    states = {"host": "host"} if offloads else {"master": "masters", "optim": "optimizer"}
+    columns = {**states, **on_device}
+    for column in ("pp", "layers", "params", *columns):
         table.add_column(column, justify="right")
     for rank in memory:
-        amounts = (
-            rank.masters_bytes,
-            rank.weights_bytes,
-            rank.gradients_bytes,
-            rank.optimizer_bytes,
-            rank.activations_bytes,
-            rank.total_bytes,
-        )
+        amounts = (getattr(rank, f"{each}_bytes") for each in columns.values())
         place = (str(rank.position.pp_rank), str(rank.position.num_layers), f"{rank.parameters / 1e6:,.1f}M")
         table.add_row(*place, *(f"{each / unit:.2f}" for each in amounts))
     return table

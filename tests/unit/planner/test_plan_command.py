@@ -46,6 +46,16 @@ def test_plan_shows_counts_memory_and_verdict(run):
     assert code == 0 and "does not fit" in out
 
 
+def test_plan_with_offload_fits_where_the_states_do_not_and_shows_the_host(run):
+    small = ("8b-64gpu", "--set", "cluster.nodes=1", "--set", "cluster.nproc=1", "--set", "parallel.dp_shard=1")
+    code, out, _ = run(*small)
+    assert code == 0 and "does not fit" in out and "host ┃" not in out
+    code, out, _ = run(*small, "--set", "parallel.cpu_offload=true")
+    assert code == 0 and "fits: at most" in out and "┃   host ┃" in out
+    code, out, _ = run("demo", "--set", "parallel.cpu_offload=true", "--json")
+    assert code == 0 and all(rank["host_bytes"] == 0 for rank in json.loads(out)["memory"]), "a CPU has one memory"
+
+
 def test_plan_of_the_demo_counts_its_four_micro_batches(run):
     code, out, _ = run("demo", "--json")
     found = json.loads(out)

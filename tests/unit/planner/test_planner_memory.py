@@ -61,6 +61,18 @@ def test_zero_2_holds_one_layers_gradients_whole_and_zero_3_two_layers_of_weight
     assert two.gradients_bytes == three.gradients_bytes == 4 * PARAMETERS // 8 + 6 * max(layer, ends)
 
 
+@pytest.mark.parametrize("layout", [Layout(), Layout(dp_shard=8), Layout(dp_replicate=2, dp_shard=4), Layout(pp=2)])
+@pytest.mark.parametrize("zero", [1, 3])
+def test_offload_moves_masters_moments_and_sharded_gradients_to_the_host(layout, zero):
+    for kept, moved in zip(of(layout, zero=zero), of(layout, zero=zero, cpu_offload=True), strict=True):
+        assert kept.host_bytes == 0 and moved.host_bytes == 16 * (moved.parameters // layout.dp_shard)
+        assert moved.state_bytes == kept.state_bytes, "a checkpoint is as large"
+        assert moved.total_bytes == moved.weights_bytes + moved.gradients_bytes + moved.activations_bytes
+        assert moved.total_bytes < kept.total_bytes
+        layer = moved.weights_bytes - kept.weights_bytes
+        assert 4 * LAYER // layout.dp_shard <= layer < kept.masters_bytes
+
+
 def test_pipeline_keeps_weights_and_gradients_whole_whatever_the_stage():
     for zero in (1, 3):
         for rank in of(Layout(pp=2, dp_shard=4), zero=zero):

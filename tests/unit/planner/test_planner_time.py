@@ -62,6 +62,8 @@ def test_no_gpu_computes_faster_than_its_peak(gpu):
         ({"precision": "fp8"}, {}),
         ({"precision": "fp8"}, {"precision": "fp8-rowwise"}),
         ({}, {"offloaded": 1.0}),
+        ({"offloaded": 1.0}, {"cpu_offload": True}),
+        ({"cpu_offload": True, "zero": 1}, {"cpu_offload": True, "zero": 3}),
         ({}, {"global_batch_size": 192}),
         ({"layout": Layout(tp=8, dp_shard=8)}, {"layout": Layout(tp=8, dp_shard=8), "sequence_parallel": False}),
         ({"software": software("torchtitan", 2025)}, {"software": software("megatron-lm", 2021)}),

@@ -247,6 +247,14 @@ def test_schedule_with_whole_weights_is_accepted_and_without_pipeline_ignored(sc
             ('cluster.gpu_memory_gib has no effect, because cluster.device is "cpu"',),
         ),
         (
+            {"parallel__cpu_offload": True},
+            (
+                'parallel.cpu_offload has no effect, because cluster.device is "cpu": all is in the host\'s memory '
+                "already",
+            ),
+        ),
+        ({"parallel__cpu_offload": True, "cluster__device": "cuda"}, ()),
+        (
             {"data__held_out": "s3://corpus/held_out"},
             ("data.held_out has no effect, because validation.freq is 0",),
         ),

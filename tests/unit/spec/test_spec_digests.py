@@ -85,3 +85,10 @@ def test_placement_is_resolved_and_differs_by_world():
     four, eight = job.placement(4), job.placement(8)
     assert four["parallel"]["dp_shard"] == 2 and eight["parallel"]["dp_shard"] == 4 and eight["world_size"] == 8
     assert set(eight) == {"parallel", "cluster", "world_size"} and eight["cluster"]["device"] == "cpu"
+
+
+def test_offload_is_placement_and_its_absence_is_what_was_before_it():
+    plain, offloading = sample(), sample(parallel__cpu_offload=True)
+    assert plain.identity() == offloading.identity()
+    assert "cpu_offload" not in plain.placement(2)["parallel"]
+    assert offloading.placement(2)["parallel"]["cpu_offload"] is True
