@@ -55,7 +55,7 @@ class Objective(nn.Module):
     def forward(self, windows: torch.Tensor) -> dict[str, torch.Tensor]:
         """windows: (batch, seq_len + 1), int64."""
         inputs, targets = windows[:, :-1], windows[:, 1:]
-        positions = torch.arange(inputs.shape[1]).expand_as(inputs)
+        positions = torch.arange(inputs.shape[1], device=inputs.device).expand_as(inputs)
         logits = self.decoder(inputs, positions, None)
         return {"loss": F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())}
 
