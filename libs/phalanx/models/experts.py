@@ -9,7 +9,7 @@ same in every run. Like the rest of the decoder this knows nothing of processes:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -66,6 +66,27 @@ class Router(nn.Module):
         return choice.topk(shape.top_k, dim=-1).indices
 
 
+def stored_name(name: str, expert: int) -> str:
+    """What the part of a stacked parameter that is one expert's is called in checkpoints: `experts.3.w1.weight`."""
+    module, _, own = name.rpartition(".")
+    return f"{module}.{expert}.{own}.weight"
+
+
+def stored_names(module: nn.Module) -> Iterator[str]:
+    """The names under which checkpoints hold the parameters of `module`, tied ones once."""
+    stacked = {
+        f"{name}.{own}": len(parameter)
+        for name, inner in module.named_modules()
+        if isinstance(inner, Experts)
+        for own, parameter in inner.named_parameters()
+    }
+    for name, _ in module.named_parameters():
+        if name in stacked:
+            yield from (stored_name(name, expert) for expert in range(stacked[name]))
+        else:
+            yield name
+
+
 class _RowsOfExperts(torch.autograd.Function):
     """Rows of tokens in the order of their experts. Backward adds each token's rows in the order of its choice: the
     gradient that indexing has is a sum in whatever order.
@@ -85,7 +106,9 @@ class _RowsOfExperts(torch.autograd.Function):
 
 
 class Experts(nn.Module):
-    """All routed experts, SwiGLU each, by stacked weights: w1 and w3 [E, F, D], w2 [E, D, F]."""
+    """All routed experts, SwiGLU each, by stacked weights: w1 and w3 [E, F, D], w2 [E, D, F]. In a state dict, as in a
+    checkpoint, each expert's weights have names of their own (`stored_name`).
+    """
 
     def __init__(self, dim: int, shape: MoeShape) -> None:
         super().__init__()
@@ -113,6 +136,18 @@ class Experts(nn.Module):
         by_token = outputs.index_select(0, inverse).view(-1, top_k, outputs.shape[-1])
         y: Tensor = (by_token * weights.reshape(-1, top_k, 1)).sum(1)
         return y.to(x.dtype).view_as(x)
+
+    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
+        for name, stacked in self.named_parameters(recurse=False):
+            for expert, weight in enumerate(stacked if keep_vars else stacked.detach()):
+                destination[stored_name(prefix + name, expert)] = weight
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *others: Any) -> None:
+        for name, stacked in self.named_parameters(recurse=False):
+            names = [stored_name(prefix + name, expert) for expert in range(len(stacked))]
+            if all(each in state_dict for each in names):
+                state_dict[prefix + name] = torch.stack([state_dict.pop(each) for each in names])
+        super()._load_from_state_dict(state_dict, prefix, *others)
 
     def segments(self, rows: Tensor, counts: Tensor) -> Tensor:
         """Outputs [R, D] of rows [R, D] of which the first counts[0] are for expert 0, the next for expert 1, and so

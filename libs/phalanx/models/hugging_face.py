@@ -1,4 +1,5 @@
-"""The built-in decoder in Hugging Face's Llama, Qwen2 and Qwen3 formats and back: parameter names and `config.json`.
+"""The built-in decoder in Hugging Face's Llama, Qwen2, Qwen3, Mixtral and Qwen3-MoE formats and back: parameter names
+and `config.json`.
 
 Both sides rotate the two halves of a head against each other, so that weights carry over as they are: no permutation.
 """
@@ -6,13 +7,21 @@ Both sides rotate the two halves of a head against each other, so that weights c
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.models.args import DecoderArgs, RopeScaling
+from phalanx.models.config_keys import CANNOT, COPY, KINDS, LIST, NUMBER, TABLE, WHOLE, Keys
+from phalanx.models.hugging_face_experts import (
+    FORMS,
+    expert_name_from,
+    expert_name_to,
+    moe_from,
+    moe_keys,
+    require_form,
+)
 from phalanx.spec.model import ROPE_SCALING_KEYS
 
 INDEX_NAME = "model.safetensors.index.json"  # names the file of each tensor, where there are several
@@ -56,7 +65,7 @@ _CONFIG = {
 class _Family:
     """A model of transformers that the decoder computes. only: what further keys must say, which is also what
     transformers takes where they say nothing. kv_heads, head_dim: what it takes where nothing is said; None: as many as
-    heads, hidden_size over heads.
+    heads, hidden_size over heads. rope_theta: likewise.
     """
 
     model_type: str
@@ -66,6 +75,7 @@ class _Family:
     head_dim: int | None = None
     qk_norm: bool = False
     qkv_bias: bool = False
+    rope_theta: float = 10000.0
 
 
 _FAMILIES: Final = {
@@ -81,6 +91,14 @@ _FAMILIES: Final = {
             head_dim=128,
             qk_norm=True,
         ),
+        _Family("mixtral", "MixtralForCausalLM", {"sliding_window": None}, kv_heads=8, rope_theta=1e6),
+        _Family(
+            "qwen3_moe",
+            "Qwen3MoeForCausalLM",
+            {"attention_bias": False, "use_sliding_window": False, "decoder_sparse_step": 1},
+            kv_heads=4,
+            qk_norm=True,
+        ),
     )
 }
 _WHY: Final = {
@@ -88,28 +106,32 @@ _WHY: Final = {
     "attention_bias": "the output of attention has no bias here; those of queries, keys and values alone are Qwen2's",
     "mlp_bias": "the feed-forward has no biases here",
     "use_sliding_window": "every token sees all earlier ones here",
+    "sliding_window": "every token sees all earlier ones here",
+    "decoder_sparse_step": "every layer has experts here",
     "quantization_config": "weights are trained as they are",
     "original_max_position_embeddings": "it belongs into rope_scaling",
 }
-_COPY = "copy the config.json that belongs to the weights"
-_CANNOT = "the decoder can't load this model"
 
 
-def name_to_hugging_face(name: str) -> str:
-    """A parameter's name there; PhalanxError for a name that the decoder doesn't have."""
+def name_to_hugging_face(name: str, model_type: str = "llama") -> str:
+    """A parameter's name in a model of that type there; PhalanxError for a name that the decoder doesn't have."""
     if (match := re.fullmatch(r"layers\.(\d+)\.(.+)", name)) and match[2] in _BLOCK:
         return f"model.layers.{match[1]}.{_BLOCK[match[2]]}"
     if name in _TOP:
         return _TOP[name]
+    if (found := expert_name_to(name, model_type)) is not None:
+        return found
     raise _unknown(name)
 
 
 def name_from_hugging_face(name: str) -> str:
-    """A parameter's name here; PhalanxError for a name that isn't Llama's, Qwen2's or Qwen3's."""
+    """A parameter's name here; PhalanxError for a name that isn't of one of the families."""
     if (match := re.fullmatch(r"model\.layers\.(\d+)\.(.+)", name)) and match[2] in _BLOCK_BACK:
         return f"layers.{match[1]}.{_BLOCK_BACK[match[2]]}"
     if name in _TOP_BACK:
         return _TOP_BACK[name]
+    if (found := expert_name_from(name)) is not None:
+        return found
     raise _unknown(name)
 
 
@@ -117,7 +139,7 @@ def _unknown(name: str) -> PhalanxError:
     return PhalanxError(
         "parameter name",
         value=name,
-        expected="a parameter of a decoder like Llama or Qwen",
+        expected="a parameter of a decoder like Llama, Qwen or Mixtral",
         remedy="only the built-in decoder maps to Hugging Face's; export your own model by your own mapping",
     )
 
@@ -125,10 +147,11 @@ def _unknown(name: str) -> PhalanxError:
 def config_to_hugging_face(
     args: DecoderArgs, *, max_position_embeddings: int, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """The content of `config.json` for transformers' Llama, Qwen2 (qkv_bias) or Qwen3 (qk_norm).
+    """The content of `config.json` for transformers' Llama, Qwen2 (qkv_bias), Qwen3 (qk_norm), Mixtral (moe) or
+    Qwen3-MoE (qk_norm and moe).
 
     max_position_embeddings: the sequence length trained with, in tokens. dtype: of the exported weights. Raises
-    PhalanxError for a shape that none of the three has.
+    PhalanxError for a shape that none of them has.
     """
     family = _family_of(args)
     rope: dict[str, Any] = {"rope_type": "default"}
@@ -144,6 +167,7 @@ def config_to_hugging_face(
         **{theirs: getattr(args, ours) for ours, theirs in _CONFIG.items()},
         "hidden_act": "silu",
         **family.only,
+        **({} if args.moe is None else moe_keys(args.moe, family.model_type)),
         "attention_dropout": 0.0,
         "max_position_embeddings": max_position_embeddings,
         # transformers 4 reads these two, transformers 5 the third (or the second, where it is not null).
@@ -162,6 +186,8 @@ def _family_of(args: DecoderArgs) -> _Family:
             expected="false beside qk_norm: no model of transformers has these biases and normalised heads",
             remedy="convert it with phalanx.snapshot.load",
         )
+    if args.moe is not None:
+        return _FAMILIES[require_form(args.moe, qk_norm=args.qk_norm, qkv_bias=args.qkv_bias)]
     family = _FAMILIES["qwen3" if args.qk_norm else "qwen2" if args.qkv_bias else "llama"]
     if family.model_type == "llama" and args.dim % args.n_heads:
         raise PhalanxError(
@@ -174,169 +200,114 @@ def _family_of(args: DecoderArgs) -> _Family:
 
 
 def config_from_hugging_face(config: object, where: str = "config.json") -> DecoderArgs:
-    """The decoder's shape from the content of a `config.json` of Llama, Qwen2 or Qwen3, which `where` names in errors.
+    """The decoder's shape from the content of a `config.json` of one of the families, which `where` names in errors.
 
     Raises Problems that list every key with a value that is none, and all that the decoder can't compute.
     """
-    read = _Keys(where, config)
+    read = Keys(where, config)
     family = _FAMILIES.get(str(read.value("model_type")))
     if family is None:
-        read.refuse("model_type", read.value("model_type"), f"one of {', '.join(_FAMILIES)}", _CANNOT)
+        read.refuse("model_type", read.value("model_type"), f"one of {', '.join(_FAMILIES)}", CANNOT)
         family = _FAMILIES["llama"]
     _require_what_is_built(read, family)
-    heads = read.of(_WHOLE, "num_attention_heads")
-    dim = read.of(_WHOLE, "hidden_size")
+    heads = read.of(WHOLE, "num_attention_heads")
+    dim = read.of(WHOLE, "hidden_size")
     says_kv_heads = family.kv_heads is None or "num_key_value_heads" in read.config
-    kv_heads = read.of(_WHOLE, "num_key_value_heads", heads or 1 if says_kv_heads else family.kv_heads)
-    head_dim = read.of(_WHOLE, "head_dim", family.head_dim or (dim // heads if dim and heads else 2) or 1)
+    kv_heads = read.of(WHOLE, "num_key_value_heads", heads or 1 if says_kv_heads else family.kv_heads)
+    head_dim = read.of(WHOLE, "head_dim", family.head_dim or (dim // heads if dim and heads else 2) or 1)
     shape: dict[str, Any] = {
-        ours: read.of(_KINDS.get(theirs, _WHOLE), theirs, False if theirs == "tie_word_embeddings" else None)
+        ours: read.of(KINDS.get(theirs, WHOLE), theirs, False if theirs == "tie_word_embeddings" else None)
         for ours, theirs in _CONFIG.items()
-        if ours not in ("dim", "n_heads", "n_kv_heads", "head_dim")
+        if ours not in ("dim", "n_heads", "n_kv_heads", "head_dim", "ffn_dim" if family.model_type in FORMS else "")
     }
-    rope_theta, rope_scaling = _rope(read)
+    moe = moe_from(read, family.model_type) if family.model_type in FORMS else None
+    rope_theta, rope_scaling = _rope(read, family.rope_theta)
     _require_heads_that_fit(read, family, dim, heads, kv_heads, head_dim)
     if read.problems:
         raise Problems(where, read.problems)
     shape |= {"dim": dim, "n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim}
     shape |= {"norm_eps": float(shape["norm_eps"]), "rope_theta": rope_theta, "rope_scaling": rope_scaling}
+    shape |= {} if moe is None else {"ffn_dim": 0, "moe": moe}
     return DecoderArgs(**shape, qk_norm=family.qk_norm, qkv_bias=family.qkv_bias)
 
 
 def _require_heads_that_fit(
-    read: _Keys, family: _Family, dim: int | None, heads: int | None, kv_heads: int | None, head_dim: int | None
+    read: Keys, family: _Family, dim: int | None, heads: int | None, kv_heads: int | None, head_dim: int | None
 ) -> None:
     """Notes widths and numbers of heads that do not fit each other; None: one that is wrong by itself."""
     needs_multiple = family.model_type == "llama" or (family.head_dim is None and read.value("head_dim") is None)
     if dim is not None and heads is not None and needs_multiple and dim % heads:
-        read.refuse("hidden_size", dim, f"a multiple of num_attention_heads ({heads})", _CANNOT)
+        read.refuse("hidden_size", dim, f"a multiple of num_attention_heads ({heads})", CANNOT)
     elif head_dim is not None and head_dim % 2:
-        read.refuse("head_dim", head_dim, "an even width: rotary positions turn pairs", _CANNOT)
+        read.refuse("head_dim", head_dim, "an even width: rotary positions turn pairs", CANNOT)
     if heads is not None and kv_heads is not None and heads % kv_heads:
-        read.refuse("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})", _CANNOT)
+        read.refuse("num_key_value_heads", kv_heads, f"a divisor of num_attention_heads ({heads})", CANNOT)
 
 
-def _require_what_is_built(read: _Keys, family: _Family) -> None:
+def _require_what_is_built(read: Keys, family: _Family) -> None:
     """Notes what transformers would compute otherwise than the decoder, by the names of its keys."""
     for key, only in {"hidden_act": "silu", **family.only}.items():
         found = read.value(key, only)
         if type(found) is not type(only) or found != only:
-            read.refuse(key, found, f"{only!r}: {_WHY[key]}", _CANNOT)
+            read.refuse(key, found, f"{only!r}: {_WHY[key]}", CANNOT)
     for key in ("quantization_config", "original_max_position_embeddings"):
         if read.value(key) is not None:
-            read.refuse(key, read.value(key), f"null: {_WHY[key]}", _CANNOT)
-    kinds = read.of(_LIST, "layer_types", [])
+            read.refuse(key, read.value(key), f"null: {_WHY[key]}", CANNOT)
+    kinds = read.of(LIST, "layer_types", [])
     for kind in sorted({str(kind) for kind in kinds or ()} - {"full_attention"}):
-        read.refuse("layer_types", kind, f"full_attention in every layer: {_WHY['use_sliding_window']}", _CANNOT)
+        read.refuse("layer_types", kind, f"full_attention in every layer: {_WHY['use_sliding_window']}", CANNOT)
     _require_whole_rotation(read, "partial_rotary_factor", read.value("partial_rotary_factor", 1.0))
 
 
-def _require_whole_rotation(read: _Keys, key: str, share: object) -> None:
+def _require_whole_rotation(read: Keys, key: str, share: object) -> None:
     if isinstance(share, bool) or share != 1:
-        read.refuse(key, share, "1: every pair of a head is rotated", _CANNOT)
+        read.refuse(key, share, "1: every pair of a head is rotated", CANNOT)
 
 
-def _rope(read: _Keys) -> tuple[float, RopeScaling | None]:
+def _rope(read: Keys, usual: float) -> tuple[float, RopeScaling | None]:
     """The base of the rotary angles and how they are scaled, from the tables of transformers 4 and 5.
 
     The base in a table goes before that of the top level, and that of `rope_scaling` first, as transformers has it.
     """
-    theta = read.of(_NUMBER, "rope_theta", 10000.0)
+    theta = read.of(NUMBER, "rope_theta", usual)
     found: dict[str, RopeScaling | None] = {}
     for name in ("rope_parameters", "rope_scaling"):
-        table = read.of(_TABLE, name, {})
+        table = read.of(TABLE, name, {})
         if not table:
             continue
         if table.get("rope_theta") is not None:
-            theta = read.checked(_NUMBER, f"{name}.rope_theta", table["rope_theta"])
+            theta = read.checked(NUMBER, f"{name}.rope_theta", table["rope_theta"])
         found[name] = _scaling(read, name, table)
     scaling = found.get("rope_scaling", found.get("rope_parameters"))
     if len(found) > 1 and not read.problems and found["rope_scaling"] != found["rope_parameters"]:
-        read.refuse("rope_parameters", read.value("rope_parameters"), "the same as rope_scaling", _COPY)
+        read.refuse("rope_parameters", read.value("rope_parameters"), "the same as rope_scaling", COPY)
     if scaling is not None and scaling.type == "yarn" and theta is not None and theta <= 1:
-        read.refuse("rope_theta", theta, "more than 1 with yarn", _COPY)
+        read.refuse("rope_theta", theta, "more than 1 with yarn", COPY)
     return float(theta or 0.0), scaling
 
 
-def _scaling(read: _Keys, name: str, table: Mapping[str, Any]) -> RopeScaling | None:
+def _scaling(read: Keys, name: str, table: Mapping[str, Any]) -> RopeScaling | None:
     """What a table says of scaling; None for nothing, and where it is wrong, which is noted."""
     types = [table[key] for key in ("rope_type", "type") if table.get(key) is not None]  # the newer name, the older
     kind = types[0] if types else "default"
     if kind not in ("default", *ROPE_SCALING_KEYS):
-        read.refuse(f"{name}.rope_type", kind, f"one of default, {', '.join(ROPE_SCALING_KEYS)}", _CANNOT)
+        read.refuse(f"{name}.rope_type", kind, f"one of default, {', '.join(ROPE_SCALING_KEYS)}", CANNOT)
         return None
     needed, optional = ROPE_SCALING_KEYS.get(kind, ((), ()))
     unknown = table.keys() - {*needed, *optional, "rope_type", "type", "rope_theta", "partial_rotary_factor"}
     for key in sorted(unknown):
         if table[key] is not None:
-            read.refuse(f"{name}.{key}", table[key], f"null: rope_type {kind} is built without it", _CANNOT)
+            read.refuse(f"{name}.{key}", table[key], f"null: rope_type {kind} is built without it", CANNOT)
     _require_whole_rotation(read, f"{name}.partial_rotary_factor", table.get("partial_rotary_factor", 1.0))
     values = {key: table.get(key) for key in (*needed, *optional) if key in needed or table.get(key) is not None}
     if values.get("original_max_position_embeddings", 0) is None:
         values["original_max_position_embeddings"] = read.value("max_position_embeddings")  # as transformers 5 has it
-    checked = {key: read.checked(_KINDS.get(key, _NUMBER), f"{name}.{key}", value) for key, value in values.items()}
+    checked = {key: read.checked(KINDS.get(key, NUMBER), f"{name}.{key}", value) for key, value in values.items()}
     if kind == "default" or None in checked.values():
         return None
     scaling = RopeScaling(kind, **checked)
     for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
         least, most = getattr(scaling, low), getattr(scaling, high)
         if least is not None and most is not None and least >= most:
-            read.refuse(f"{name}.{high}", most, f"more than {low} ({least})", _COPY)
+            read.refuse(f"{name}.{high}", most, f"more than {low} ({least})", COPY)
     return scaling
-
-
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a key's value must be, in words, and whether one is."""
-
-    expected: str
-    accepts: Callable[[Any], bool]
-
-
-# bool is an int of Python's; JSON as Python reads it has NaN and infinity.
-_WHOLE: Final = _Kind("a whole number above 0", lambda value: type(value) is int and 0 < value < 1 << 31)
-_NUMBER: Final = _Kind(
-    "a number above 0", lambda value: type(value) in (int, float) and 0 < value <= sys.float_info.max
-)
-_FLAG: Final = _Kind("true or false", lambda value: type(value) is bool)
-_TABLE: Final = _Kind("a table of keys", lambda value: isinstance(value, dict))
-_LIST: Final = _Kind("a list", lambda value: isinstance(value, list))
-_FACTOR: Final = _Kind(
-    "a number of at least 1", lambda value: type(value) in (int, float) and 1 <= value <= sys.float_info.max
-)
-_KINDS: Final = {
-    "rms_norm_eps": _NUMBER,
-    "tie_word_embeddings": _FLAG,
-    "factor": _FACTOR,
-    "original_max_position_embeddings": _WHOLE,
-}
-
-
-class _Keys:
-    """Reads the keys of a config.json, and notes what is wrong with each."""
-
-    def __init__(self, where: str, config: object) -> None:
-        if not isinstance(config, Mapping):
-            raise PhalanxError(where, value=type(config).__name__, expected="a JSON object", remedy=_COPY)
-        self._where, self.config = where, config
-        self.problems: list[PhalanxError] = []
-
-    def value(self, key: str, default: object = None) -> object:
-        """What stands at `key`; `default` where nothing or null does."""
-        found = self.config.get(key)
-        return default if found is None else found
-
-    def of(self, kind: _Kind, key: str, default: object = None) -> Any:
-        """The value at `key`, which is of that kind; None, and a problem noted, where it is not."""
-        return self.checked(kind, key, self.value(key, default))
-
-    def checked(self, kind: _Kind, key: str, value: object) -> Any:
-        """`value`, which is of that kind; None, and a problem noted, where it is not."""
-        if kind.accepts(value):
-            return value
-        self.refuse(key, value, kind.expected, _COPY)
-        return None
-
-    def refuse(self, key: str, value: object, expected: str, remedy: str) -> None:
-        """Notes a problem."""
-        self.problems.append(PhalanxError(f"{self._where} {key}", value=value, expected=expected, remedy=remedy))

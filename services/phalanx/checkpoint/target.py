@@ -65,18 +65,15 @@ def _decoder(args: Mapping[str, Any], seq_len: int) -> tuple[dict[str, Any], Cal
     from phalanx.models.args import DecoderArgs
     from phalanx.models.hugging_face import config_to_hugging_face, name_to_hugging_face
 
-    if args.get("moe") is not None:
-        raise PhalanxError(
-            "model.args.moe",
-            expected="a dense model, whose form at Hugging Face is known",
-            remedy="convert it with phalanx.snapshot.load",
-        )
     shape = DecoderArgs.of_plain(args)
 
-    def name_of(name: str) -> str | None:
-        return None if shape.tie_embeddings and name == "output.weight" else name_to_hugging_face(name)
+    config = config_to_hugging_face(shape, max_position_embeddings=seq_len)
 
-    return config_to_hugging_face(shape, max_position_embeddings=seq_len), name_of
+    def name_of(name: str) -> str | None:
+        is_tied = shape.tie_embeddings and name == "output.weight"
+        return None if is_tied else name_to_hugging_face(name, config["model_type"])
+
+    return config, name_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,24 @@
-"""Hugging Face's Llama, Qwen2 and Qwen3 and the decoder: the same logits from the same weights, names and configuration
-both ways.
+"""Hugging Face's Llama, Qwen2, Qwen3, Mixtral and Qwen3-MoE and the decoder: the same logits from the same weights,
+names and configuration both ways.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from phalanx.core.errors import PhalanxError, Problems
-from phalanx.models.args import DecoderArgs, RopeScaling
+from phalanx.models.args import DecoderArgs, MoeShape, RopeScaling
 from phalanx.models.decoder import Decoder
+from phalanx.models.experts import stored_names
 from phalanx.models.hugging_face import (
     config_from_hugging_face,
     config_to_hugging_face,
@@ -51,6 +55,15 @@ VARIANTS = {
     "qwen3": {"qk_norm": True, "head_dim": 16, "norm_eps": 1e-6},
     "qwen3 tied": {"qk_norm": True, "head_dim": 16, "tie_embeddings": True},
     "qwen3 with yarn": {"qk_norm": True, "head_dim": 16, "rope_scaling": YARN},
+    "mixtral": {"ffn_dim": 0, "moe": MoeShape(8, 2, 40)},
+    "mixtral tied with yarn": {"ffn_dim": 0, "moe": MoeShape(4, 1, 40), "tie_embeddings": True, "rope_scaling": YARN},
+    "qwen3-moe": {"qk_norm": True, "head_dim": 16, "ffn_dim": 0, "moe": MoeShape(16, 4, 24)},
+    "qwen3-moe not normalised": {
+        "qk_norm": True,
+        "head_dim": 16,
+        "ffn_dim": 0,
+        "moe": MoeShape(8, 3, 24, normalise=False),
+    },
 }
 LENGTH = 48
 
@@ -72,18 +85,27 @@ def _assert_same_logits(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
         torch.testing.assert_close(found, theirs(tokens).logits, rtol=1e-5, atol=1e-5)
 
 
+def _opened(transformers: Any, config: dict[str, Any], state: dict[str, torch.Tensor], folder: Path) -> Any:
+    """What transformers makes of a folder; every tensor must be taken, and none be missing."""
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
+    model, told = transformers.AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not any(told[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    return model.eval()
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_logits_of_an_exported_decoder_equal_transformers(variant: str) -> None:
+def test_logits_of_an_exported_decoder_equal_transformers(variant: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     args = DecoderArgs(**SMALL | VARIANTS[variant])
     decoder = _filled(Decoder(args))
     config = config_to_hugging_face(args, max_position_embeddings=LENGTH)
-    theirs = transformers.AutoModelForCausalLM.from_config(
-        transformers.CONFIG_MAPPING[config["model_type"]].from_dict(config)
-    ).eval()
+    state = decoder.state_dict()
+    if args.tie_embeddings:
+        del state["output.weight"]
+    state = {name_to_hugging_face(name, config["model_type"]): tensor for name, tensor in state.items()}
+    theirs = _opened(transformers, config, state, tmp_path)
     assert [type(theirs).__name__] == config["architectures"]
-    state = {name_to_hugging_face(name): tensor for name, tensor in decoder.state_dict().items()}
-    theirs.load_state_dict(state, strict=True)
     _assert_same_logits(decoder, theirs)
     assert config_from_hugging_face(config) == args
 
@@ -107,6 +129,18 @@ FOREIGN = {
     ),
     "qwen2": ("Qwen2Config", {}, {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e6}),
     "qwen3": ("Qwen3Config", {"head_dim": 24}, {"rope_type": "default", "rope_theta": 1e6}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4}, {"rope_type": "default", "rope_theta": 1e6}),
+    "qwen3-moe": (
+        "Qwen3MoeConfig",
+        {
+            "head_dim": 24,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 40,
+            "norm_topk_prob": True,
+        },
+        {"rope_type": "default", "rope_theta": 1e6},
+    ),
     "qwen3 tied with yarn": (
         "Qwen3Config",
         {"head_dim": 24, "tie_word_embeddings": True},
@@ -116,7 +150,7 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("name", FOREIGN)
-def test_logits_of_an_imported_model_of_transformers_equal_its_own(name: str) -> None:
+def test_logits_of_an_imported_model_of_transformers_equal_its_own(name: str, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     kind, more, rope = FOREIGN[name]
     config = getattr(transformers, kind)(**THEIRS, **more, rope_parameters=dict(rope))
@@ -124,7 +158,12 @@ def test_logits_of_an_imported_model_of_transformers_equal_its_own(name: str) ->
     said = config.to_dict()
     args = config_from_hugging_face(said)
     decoder = Decoder(args)
-    decoder.load_state_dict({name_from_hugging_face(name): tensor for name, tensor in theirs.state_dict().items()})
+    theirs.save_pretrained(tmp_path)
+    stored = load_file(tmp_path / "model.safetensors")
+    weights = {name_from_hugging_face(name): tensor for name, tensor in stored.items()}
+    if args.tie_embeddings:
+        weights["output.weight"] = weights["tok_embeddings.weight"]
+    decoder.load_state_dict(weights)
     _assert_same_logits(decoder, theirs)
     older = {key: value for key, value in said.items() if key != "rope_parameters"}
     older["rope_theta"] = rope["rope_theta"]
@@ -161,6 +200,60 @@ def test_names_go_there_and_back() -> None:
     args = dataclasses.replace(ARGS, qk_norm=True, qkv_bias=True)
     names = [name for name, _ in Decoder(args).named_parameters()]
     assert [name_from_hugging_face(name_to_hugging_face(name)) for name in names] == names
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_names_of_experts_go_there_and_back(model_type: str) -> None:
+    decoder = Decoder(dataclasses.replace(ARGS, ffn_dim=0, moe=MoeShape(4, 2, 8)))
+    names = list(stored_names(decoder))
+    assert names == list(decoder.state_dict()) and "layers.2.feed_forward.experts.3.w2.weight" in names
+    assert [name_from_hugging_face(name_to_hugging_face(name, model_type)) for name in names] == names
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.experts.0.w1.weight", "model.layers.0.moe.gate.weight"])
+def test_names_of_experts_of_another_family_are_refused(name: str) -> None:
+    with pytest.raises(PhalanxError, match="Mixtral"):
+        name_from_hugging_face(name)
+
+
+@pytest.mark.parametrize(
+    ("qk_norm", "key", "value", "told"),
+    [
+        (False, "sliding_window", 4096, "sliding_window is 4096: expected None: every token sees all"),
+        (False, "num_local_experts", 0, "num_local_experts is 0: expected a whole number above 0"),
+        (False, "num_experts_per_tok", 9, r"num_experts_per_tok is 9: expected at most num_local_experts \(4\)"),
+        (False, "intermediate_size", None, "intermediate_size: expected a whole number"),
+        (True, "num_experts", "x", "num_experts is 'x': expected a whole number above 0"),
+        (True, "norm_topk_prob", 1, "norm_topk_prob is 1: expected true or false"),
+        (True, "mlp_only_layers", [0], r"mlp_only_layers is \[0\]: expected \[\]: every layer has experts"),
+        (True, "decoder_sparse_step", 2, "decoder_sparse_step is 2: expected 1: every layer has experts"),
+        (True, "moe_intermediate_size", None, "moe_intermediate_size: expected a whole number"),
+    ],
+)
+def test_experts_that_the_decoder_cannot_compute_are_refused(qk_norm: bool, key: str, value: object, told: str) -> None:
+    args = dataclasses.replace(ARGS, ffn_dim=0, moe=MoeShape(4, 2, 8), qk_norm=qk_norm)
+    config = config_to_hugging_face(args, max_position_embeddings=128)
+    assert config_from_hugging_face(config) == args
+    with pytest.raises(Problems, match=rf"^config\.json {told}"):
+        config_from_hugging_face(config | {key: value})
+
+
+@pytest.mark.parametrize(
+    ("more", "moe", "told"),
+    [
+        ({}, {"normalise": False}, "moe.normalise is False: expected true, as Mixtral"),
+        ({}, {"score": "sigmoid"}, "moe.score is 'sigmoid': expected softmax"),
+        ({"qk_norm": True}, {"num_shared_experts": 1}, "moe.num_shared_experts is 1: expected 0"),
+        ({"qk_norm": True}, {"selection_bias": True}, "moe.selection_bias is True: expected false"),
+        ({"qkv_bias": True}, {}, "qkv_bias is True: expected false"),
+    ],
+)
+def test_export_of_experts_that_no_model_of_transformers_has_is_refused(
+    more: dict[str, Any], moe: dict[str, Any], told: str
+) -> None:
+    args = dataclasses.replace(ARGS, ffn_dim=0, moe=MoeShape(4, 2, 8, **moe), **more)
+    with pytest.raises(PhalanxError, match=rf"^\[model\.args\] {told}"):
+        config_to_hugging_face(args, max_position_embeddings=128)
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from phalanx.checkpoint.importing.source import Source
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.models.args import DecoderArgs
 from phalanx.models.hugging_face import config_from_hugging_face
+
+# How experts are balanced, which says nothing of what weights mean.
+_OF_TRAINING: Final = frozenset({"moe.aux_loss", "moe.bias_update_rate"})
 
 
 def config_problems(source: Source, args: DecoderArgs) -> list[PhalanxError]:
@@ -27,7 +30,7 @@ def config_problems(source: Source, args: DecoderArgs) -> list[PhalanxError]:
     return [
         _differs(name, here.get(name), there.get(name))
         for name in {**there, **here}
-        if there.get(name) != here.get(name)
+        if there.get(name) != here.get(name) and name not in _OF_TRAINING
     ]
 
 

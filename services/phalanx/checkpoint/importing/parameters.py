@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
-from phalanx.models.args import DecoderArgs
+from phalanx.models.args import DecoderArgs, MoeShape
 from phalanx.models.hugging_face import name_from_hugging_face
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -39,12 +39,13 @@ def shapes_of(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
         "attention.wk.weight": (keys, dim),
         "attention.wv.weight": (keys, dim),
         "attention.wo.weight": (dim, queries),
-        "feed_forward.w1.weight": (args.ffn_dim, dim),
-        "feed_forward.w2.weight": (dim, args.ffn_dim),
-        "feed_forward.w3.weight": (args.ffn_dim, dim),
         "attention_norm.weight": (dim,),
         "ffn_norm.weight": (dim,),
     }
+    if args.moe is None:
+        block |= _swiglu("feed_forward", dim, args.ffn_dim)
+    else:
+        block |= _mixture(args.moe, dim)
     if args.qkv_bias:
         block |= {"attention.wq.bias": (queries,), "attention.wk.bias": (keys,), "attention.wv.bias": (keys,)}
     if args.qk_norm:
@@ -55,6 +56,21 @@ def shapes_of(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
     shapes["norm.weight"] = (dim,)
     if not args.tie_embeddings:
         shapes["output.weight"] = (args.vocab_size, dim)
+    return shapes
+
+
+def _swiglu(name: str, dim: int, width: int) -> dict[str, tuple[int, ...]]:
+    return {f"{name}.w1.weight": (width, dim), f"{name}.w2.weight": (dim, width), f"{name}.w3.weight": (width, dim)}
+
+
+def _mixture(moe: MoeShape, dim: int) -> dict[str, tuple[int, ...]]:
+    shapes: dict[str, tuple[int, ...]] = {"feed_forward.router.weight": (moe.num_experts, dim)}
+    if moe.selection_bias:
+        shapes["feed_forward.router.selection_bias"] = (moe.num_experts,)
+    for expert in range(moe.num_experts):
+        shapes |= _swiglu(f"feed_forward.experts.{expert}", dim, moe.expert_ffn_dim)
+    if moe.num_shared_experts:
+        shapes |= _swiglu("feed_forward.shared", dim, moe.num_shared_experts * moe.expert_ffn_dim)
     return shapes
 
 

@@ -175,10 +175,6 @@ def _decoder(job: Job) -> DecoderArgs:
             expected="the built-in decoder, whose names others know",
             remedy="for a model of your own, load with torch and save with phalanx.snapshot.dcp.PhalanxWriter",
         )
-    if job.model.decoder.moe is not None:
-        raise PhalanxError(
-            "model.args.moe", expected="a dense decoder", remedy="a mixture of experts can't be imported yet"
-        )
     return DecoderArgs.of(job.model.decoder)
 
 
