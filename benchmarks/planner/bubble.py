@@ -23,6 +23,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from phalanx.parallel.clock import StepClock
 from phalanx.planner.pipeline import StageCosts, simulate
 
 RANKS, MICRO_BATCHES = 4, 8
@@ -122,7 +123,8 @@ def step_seconds(schedule: str, per_rank: int, rank: int, steps: int, slower: fl
     indices = stages_of(schedule, RANKS, rank, per_rank)
     pace = {"slower": 0.0}  # the first step, which connects the ranks, does not sleep
     modules = [sleeping_stage(FORWARD_S / per_rank, INPUT_S / per_rank, WEIGHT_S / per_rank, pace) for _ in indices]
-    pipeline = Pipeline(modules, indices, shapes, mesh, lambda output, target, valid_tokens: output.sum())
+    clock = StepClock(torch.device("cpu"))
+    pipeline = Pipeline(modules, indices, shapes, mesh, lambda output, target, valid_tokens: output.sum(), clock)
     tokens = torch.zeros((MICRO_BATCHES, 2), dtype=torch.int64)
     batch = SlotBatch(tokens, tokens, tokens, None, MICRO_BATCHES)
     taken = []

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from phalanx.core import step_parts
 from phalanx.core.box import Box
 from phalanx.core.digest import sha256, xxh3
 from phalanx.lineage import Attempt, CheckpointRef, Lineage, LoaderState, Manifest, ObjectRef, keys
@@ -135,4 +136,6 @@ def _write_records(store: ObjectStore, ref: CheckpointRef, first_step: int, loss
 
 def _step_rows(steps: np.ndarray, loss: float) -> StepRows:
     ones = np.ones(len(steps))
-    return StepRows(steps, ones * loss, ones, np.full(len(steps), 256, np.int64), ones, ones * 0.0)
+    return StepRows(
+        steps, ones * loss, ones, np.full(len(steps), 256, np.int64), ones, *[ones / 8] * len(step_parts.Part)
+    )

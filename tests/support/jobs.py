@@ -313,7 +313,8 @@ def user_model_path() -> Iterator[dict[str, str]]:
     """The environment in which ranks find the tests' own models; this process finds them too."""
     sys.path.insert(0, str(USER_MODELS))
     try:
-        yield {"PYTHONPATH": str(USER_MODELS)}
+        inherited = [os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []
+        yield {"PYTHONPATH": os.pathsep.join([str(USER_MODELS), *inherited])}
     finally:
         sys.path.remove(str(USER_MODELS))
 

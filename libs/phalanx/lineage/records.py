@@ -17,11 +17,13 @@ from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
 from phalanx.core.digest import BytesLike, canonical_json
+from phalanx.core.step_parts import Part
 from phalanx.lineage.errors import DamagedObject
 from phalanx.lineage.values import RecordsName
 
 Int64: TypeAlias = npt.NDArray[np.int64]
-FORMAT: Final = "phalanx.records/1"
+FORMAT: Final = "phalanx.records/2"
+WITHOUT_PARTS: Final = "phalanx.records/1"  # of the parts of a step it has data_wait_s alone
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +80,8 @@ class WindowRows:
 @dataclass(frozen=True, slots=True, eq=False)
 class StepRows:
     """One row for each of n steps: step int64 (from 1), loss and gradient_norm float64 (not finite for a skipped
-    update), valid_tokens int64 (targets that counted), step_time_s and data_wait_s float64 (seconds; the second is part
-    of the first).
+    update), valid_tokens int64 (targets that counted), step_time_s float64 (seconds from begin to end), and the parts
+    of its wall time, float64 (see `StepParts`; NaN where an older format didn't have them).
     """
 
     step: Int64
@@ -88,6 +90,13 @@ class StepRows:
     valid_tokens: Int64
     step_time_s: npt.NDArray[np.float64]
     data_wait_s: npt.NDArray[np.float64]
+    forward_s: npt.NDArray[np.float64]
+    backward_s: npt.NDArray[np.float64]
+    communication_s: npt.NDArray[np.float64]
+    optimizer_s: npt.NDArray[np.float64]
+    checkpoint_s: npt.NDArray[np.float64]
+    evaluation_s: npt.NDArray[np.float64]
+    rest_s: npt.NDArray[np.float64]
 
     def __post_init__(self) -> None:
         _require_columns(self, _STEP_DTYPES)
@@ -112,7 +121,7 @@ _SPECIAL: Final[Mapping[str, type[np.generic]]] = {
     "loss": np.float64,
     "gradient_norm": np.float64,
     "step_time_s": np.float64,
-    "data_wait_s": np.float64,
+    **{part.value: np.float64 for part in Part},
 }
 _WINDOW_DTYPES: Final = {field.name: np.dtype(_SPECIAL.get(field.name, np.int64)) for field in fields(WindowRows)}
 _STEP_DTYPES: Final = {field.name: np.dtype(_SPECIAL.get(field.name, np.int64)) for field in fields(StepRows)}
@@ -151,7 +160,10 @@ def decode_records(key: str, name: RecordsName, data: BytesLike) -> tuple[Window
         tensors = load(data)
         header_bytes = int.from_bytes(data[:8], "little")
         header = json.loads(data[8 : 8 + header_bytes]).get("__metadata__", {}).get("phalanx")
-        if header != _header(name):
+        if header == _header(name, WITHOUT_PARTS):
+            unknown = np.full(len(tensors["steps.step"]), np.nan)
+            tensors = {f"steps.{part.value}": unknown for part in Part} | tensors
+        elif header != _header(name):
             raise ValueError(f"its header is {header!r}, not {_header(name)!r}")
         windows = WindowRows(**{column: tensors.pop(f"windows.{column}") for column in _WINDOW_DTYPES})
         steps = StepRows(**{column: tensors.pop(f"steps.{column}") for column in _STEP_DTYPES})
@@ -163,8 +175,8 @@ def decode_records(key: str, name: RecordsName, data: BytesLike) -> tuple[Window
     return windows, steps
 
 
-def _header(name: RecordsName) -> str:
-    return canonical_json({"format": FORMAT, **asdict(name)}).decode()
+def _header(name: RecordsName, format_: str = FORMAT) -> str:
+    return canonical_json({"format": format_, **asdict(name)}).decode()
 
 
 def _require_steps(name: RecordsName, windows: WindowRows, steps: StepRows) -> None:

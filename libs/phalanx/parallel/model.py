@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from phalanx.core.box import HeldTensor, whole
 from phalanx.core.errors import PhalanxError
 from phalanx.core.philox import key_of
+from phalanx.core.step_parts import Part
 from phalanx.models.protocol import HasContext, HasHead, HasInitialWeights, HasParallelPlan, HasStages, Initial
 from phalanx.parallel.build import build_on_meta, check_head, check_layout, whole_buffers, whole_weights
+from phalanx.parallel.clock import StepClock
 from phalanx.parallel.collectives import sum_parts
 from phalanx.parallel.context import ContextShare
 from phalanx.parallel.initialise import fill
@@ -54,6 +56,7 @@ class ParallelModel:
         """
         assert all(getattr(layout, axis) == size for axis, size in mesh.sizes.items()), "the mesh of another layout"
         self.mesh, self.device = mesh, torch.device(device)
+        self.clock = StepClock(self.device)
         self.zero, self._seed = job.parallel.zero, job.training.seed
         self._uses_documents = job.data.document_mask
         self._token_sum, self._metrics = loss_of(job), metrics_of(job)
@@ -113,7 +116,7 @@ class ParallelModel:
             tp=sizes["tp"],
             gives_logits=not self._chunk_tokens,
         )
-        return Pipeline([stages[index] for index in indices], indices, shapes, self.mesh, self._loss)
+        return Pipeline([stages[index] for index in indices], indices, shapes, self.mesh, self._loss, self.clock)
 
     def _share_windows(self, job: Job) -> ContextShare | None:
         if (group := self.mesh.cp_group) is None:
@@ -194,8 +197,10 @@ class ParallelModel:
         total = torch.zeros((), device=self.device)
         for slot, (tokens, targets, positions, documents) in enumerate(slots_of(batch)):
             set_micro_batch(self.stages[0], self.zero, is_last=slot == batch.num_slots - 1)
-            loss = self._loss(self.stages[0](tokens, positions, documents), targets, valid_tokens)
-            torch.autograd.backward(loss)
+            with self.clock.part(Part.FORWARD):
+                loss = self._loss(self.stages[0](tokens, positions, documents), targets, valid_tokens)
+            with self.clock.part(Part.BACKWARD):
+                torch.autograd.backward(loss)
             total += loss.detach()
         return total
 

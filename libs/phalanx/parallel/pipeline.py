@@ -20,6 +20,8 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.step_parts import Part
+from phalanx.parallel.clock import StepClock
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.schedules import multiple_of, schedule_named
 from phalanx.parallel.slots import SlotBatch
@@ -114,12 +116,14 @@ class Pipeline:
         shapes: Sequence[StageShapes],
         mesh: Mesh,
         loss: LossFunction,
+        clock: StepClock,
     ) -> None:
         """modules, indices: this rank's, in the order of the model. shapes: of all stages. loss: (logits, targets,
-        valid_tokens).
+        valid_tokens). clock: told of forward and backward.
         """
         self.modules, self.indices, self.shapes = modules, indices, shapes
-        self.mesh, self.loss, self.group = mesh, loss, mesh.groups["pp"]
+        self.mesh, self.loss, self.group = mesh, clock.timed(Part.FORWARD, loss), mesh.groups["pp"]
+        self._clock = clock
         self.facts = schedule_named(mesh.schedule)
         self.has_first, self.has_last = indices[0] == 0, indices[-1] == len(shapes) - 1
         self._schedules: dict[int, Any] = {}
@@ -153,7 +157,7 @@ class Pipeline:
         return self._schedules[num_slots]
 
     def _stage(self, module: nn.Module, index: int) -> PipelineStage:
-        return PipelineStage(
+        stage = PipelineStage(
             module,
             index,
             len(self.shapes),
@@ -162,6 +166,9 @@ class Pipeline:
             output_args=(self._hidden(self.shapes[index].outputs, index),),
             group=self.group,
         )
+        for name, part in _PARTS.items():
+            setattr(stage, name, self._clock.timed(part, getattr(stage, name)))
+        return stage
 
     def _input(self, index: int) -> Tensor:
         shapes = self.shapes[index]
@@ -225,6 +232,12 @@ class Pipeline:
         return min(index, 2 * pp - 1 - index) if self.facts.v_shaped else index % pp
 
 
+# What a schedule of torch calls of a stage, and the part of the step that it is.
+_PARTS = {
+    "forward_one_chunk": Part.FORWARD,
+    "backward_one_chunk": Part.BACKWARD,
+    "backward_weight_one_chunk": Part.BACKWARD,
+}
 _BATCH_FIELDS = ("tokens", "targets", "position_ids", "document_ids")
 
 

@@ -5,7 +5,6 @@ horizon.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -37,14 +36,11 @@ class BatchShape:
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One step's input on this rank. valid_tokens: targets with a loss in the whole global batch. wait_s: how long the
-    step waited.
-    """
+    """One step's input on this rank. valid_tokens: targets with a loss in the whole global batch."""
 
     batch: SlotBatch
     valid_tokens: int
     windows: WindowBatch
-    wait_s: float
 
 
 def read_slots(
@@ -110,13 +106,11 @@ class Feed:
         far.
         """
         assert step <= self._plan.horizon_step, f"step {step} lies past the horizon {self._plan.horizon_step}"
-        started = time.perf_counter()
         future = self._ahead.pop(step, None) or self._pool.submit(self._read, step, self._steps)
         batch, windows, valid_tokens = future.result()
-        wait_s = time.perf_counter() - started
         if step + 1 not in self._ahead and self._is_readable(step + 1):
             self._ahead[step + 1] = self._pool.submit(self._read, step + 1, self._steps)
-        return StepInput(batch, valid_tokens, windows, wait_s)
+        return StepInput(batch, valid_tokens, windows)
 
     def _is_readable(self, step: int) -> bool:
         """Whether the plan reaches so far, and the data."""

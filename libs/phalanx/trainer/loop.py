@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 
 import torch
 import torch.distributed as dist
 
 from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.core.step_parts import Part
 from phalanx.stream import DamagedShard
 from phalanx.trainer.control import Orders, Plan
 from phalanx.trainer.feed import StepInput
@@ -33,7 +34,17 @@ class Ending(StrEnum):
 
 def train(session: Session) -> Ending:
     """Steps until the job's last step or an order to stop; the state at the end is committed before this returns."""
+    with session.model.clock.counting_waits():
+        ending = steps(session)
+    dist.barrier()
+    return ending
+
+
+def steps(session: Session) -> Ending:
+    """The loop of `train`."""
     job, model, optimizer, saver = session.prepared.job, session.model, session.optimizer, session.saver
+    clock = model.clock
+    clock.start()
     plan, word = session.opening.plan, Word.none()
     session.phases.enter("first_step", session.step + 1)
     while session.step < session.last_step and Orders.STOP not in word.orders:
@@ -41,20 +52,21 @@ def train(session: Session) -> Ending:
             plan = adopted(session, plan, session.control.renew(session.step))
         started = time.perf_counter()
         session.step += 1
-        inputs = take(session)
+        with clock.part(Part.DATA):
+            inputs = take(session)
         model.seed_step(session.step)
         with session.step_times.work(session.step):
             loss = model.forward_backward(inputs.batch, max(1, inputs.valid_tokens))
-            model.finish_gradients()
-            square_sum = model.gradient_square_sum()
+            with clock.part(Part.BACKWARD):
+                model.finish_gradients()
+            with clock.part(Part.OPTIMIZER):
+                square_sum = model.gradient_square_sum()
         word = agree(session, loss, square_sum)
+        clock.agreed()
         agreed = time.perf_counter()
         lr_factor = learning_rate_factor(session.step, job.lr_scheduler)
         if word.is_finite:
-            saver.wait_captured()
-            if session.replicator is not None:
-                session.replicator.wait_captured()
-            optimizer.update(model.gradients(), word.gradient_norm, lr_factor)
+            update(session, word, lr_factor)
         else:
             refuse_update(session, word)
         model.zero_gradients()
@@ -64,29 +76,42 @@ def train(session: Session) -> Ending:
             word.gradient_norm,
             inputs.valid_tokens,
             time.perf_counter() - started,
-            inputs.wait_s,
+            clock.end_step(),
         )
         session.recorder.add(result, inputs.windows.rows)
         session.step_times.tell(result, time.perf_counter() - agreed)
         tell(session, result, lr_factor * job.optimizer.lr)
-        metrics = evaluate_when_due(session)
+        with clock.part(Part.EVALUATION):
+            metrics = evaluate_when_due(session)
         is_ordered = word.orders & (Orders.STOP | Orders.CHECKPOINT) or session.step == session.last_step
         if is_ordered or (saver.due(session.step) and not saver.skips(session.step, word.is_any_busy)):
-            session.phases.enter("commit", session.step)
-            saver.finish()
-            session.phases.enter("save", session.step)
-            notes = Notes(not is_ordered and saver.is_speculative(session.step), metrics)
-            saver.save(loader_state(session), plan.journal_digest, {"num_updates": optimizer.num_updates}, notes)
+            with clock.part(Part.CHECKPOINT):
+                session.phases.enter("commit", session.step)
+                saver.finish()
+                session.phases.enter("save", session.step)
+                notes = Notes(not is_ordered and saver.is_speculative(session.step), metrics)
+                saver.save(loader_state(session), plan.journal_digest, {"num_updates": optimizer.num_updates}, notes)
         elif session.replicator is not None and not word.is_any_busy and not word.is_any_copying:
-            copy_when_due(session, session.replicator, plan, metrics)
+            with clock.part(Part.CHECKPOINT):
+                copy_when_due(session, session.replicator, plan, metrics)
         saver.check()
         tell_saves(session)
         session.phases.enter("step", session.step + 1)
     session.phases.enter("commit", session.step)
     saver.finish()
     tell_saves(session)
-    dist.barrier()
     return Ending.FINISHED if session.step >= session.last_step else Ending.STOPPED
+
+
+def update(session: Session, word: Word, lr_factor: float) -> None:
+    """One update by finite gradients, once what is saved or copied of the state before has been captured."""
+    clock, model = session.model.clock, session.model
+    with clock.part(Part.CHECKPOINT):
+        session.saver.wait_captured()
+        if session.replicator is not None:
+            session.replicator.wait_captured()
+    with clock.part(Part.OPTIMIZER):
+        session.optimizer.update(model.gradients(), word.gradient_norm, lr_factor)
 
 
 def copy_when_due(session: Session, replicator: Replicator, plan: Plan, metrics: dict[str, float]) -> None:
@@ -195,7 +220,8 @@ def tell(session: Session, result: StepResult, lr: float) -> None:
             lr=lr,
             tokens=tokens,
             step_time_s=result.step_time_s,
-            data_wait_s=result.data_wait_s,
+            data_wait_s=result.parts.data_wait_s,
+            parts=asdict(result.parts),
             **({"epochs": session.epochs()} if job.data.is_mixture else {}),
         )
 

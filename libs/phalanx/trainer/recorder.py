@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phalanx.core.step_parts import Part, StepParts
 from phalanx.lineage import Lineage, ObjectRef, StepRows, WindowRows
 from phalanx.objects import ObjectStore
 from phalanx.stream.windows import ReadRows
@@ -14,14 +15,16 @@ from phalanx.stream.windows import ReadRows
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What a step gave, the same on every rank but for the two times (seconds; the second is part of the first)."""
+    """What a step gave, the same on every rank but for the times. step_time_s: seconds from its begin to its end.
+    parts: of its wall time.
+    """
 
     step: int
     loss: float
     gradient_norm: float
     valid_tokens: int
     step_time_s: float
-    data_wait_s: float
+    parts: StepParts
 
 
 class Recorder:
@@ -82,5 +85,7 @@ def _step_rows(results: list[StepResult]) -> StepRows:
         gradient_norm=np.array([result.gradient_norm for result in results], dtype=np.float64),
         valid_tokens=np.array([result.valid_tokens for result in results], dtype=np.int64),
         step_time_s=np.array([result.step_time_s for result in results], dtype=np.float64),
-        data_wait_s=np.array([result.data_wait_s for result in results], dtype=np.float64),
+        **{
+            part.value: np.array([getattr(result.parts, part) for result in results], dtype=np.float64) for part in Part
+        },
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 from phalanx.trainer.recorder import StepResult
@@ -23,7 +24,8 @@ def own_time_s() -> float:
 
 
 class StepTimes:
-    """Reports `step_time` (step, step_time_s, busy_s) of every EVERY_STEPS-th step; nothing where `report` is None.
+    """Reports `step_time` (step, step_time_s, busy_s, parts) of every EVERY_STEPS-th step; nothing where `report` is
+    None.
 
     busy_s leaves out waiting for other ranks: it is the wait for data, the time in which the training thread computed
     in forward and backward (or wanted to, and had no core), and everything after the agreement of the ranks. What else
@@ -51,5 +53,11 @@ class StepTimes:
     def tell(self, result: StepResult, after_agreement_s: float) -> None:
         """Reports a step, if it is one that is measured."""
         if self._report is not None and self._is_due(result.step):
-            busy_s = result.data_wait_s + self._work_s + after_agreement_s
-            self._report("step_time", step=result.step, step_time_s=result.step_time_s, busy_s=busy_s)
+            busy_s = result.parts.data_wait_s + self._work_s + after_agreement_s
+            self._report(
+                "step_time",
+                step=result.step,
+                step_time_s=result.step_time_s,
+                busy_s=busy_s,
+                parts=asdict(result.parts),
+            )

@@ -16,6 +16,7 @@ from monitor_kit import follow_in_thread, serve_train, wait_until
 from support.jobs import JOB as JOB_FILE
 
 from phalanx.api.train.v1 import train_service_pb2 as train_pb
+from phalanx.core.step_parts import Part
 from phalanx.lineage import Lineage, StepRows
 from phalanx.lineage.events import EventLog, EventType, JobEvent, JobState
 from phalanx.lineage.registry import RegisteredJob, Registry
@@ -271,7 +272,7 @@ def fill_lineage(lineage):
 
     def rows(first, last, loss):
         num = last - first + 1
-        columns = {name: np.full(num, 1.0) for name in ("gradient_norm", "step_time_s", "data_wait_s")}
+        columns = {name: np.full(num, 1.0) for name in ("gradient_norm", "step_time_s", *Part)}
         return StepRows(
             step=np.arange(first, last + 1), loss=np.full(num, loss), valid_tokens=np.full(num, 100), **columns
         )

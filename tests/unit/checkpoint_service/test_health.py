@@ -11,6 +11,7 @@ from support.checkpoints import open_attempt, save
 from phalanx.checkpoint.facts import Policy
 from phalanx.checkpoint.health import Health, Trouble, verdict
 from phalanx.checkpoint.looking import Looker
+from phalanx.core.step_parts import Part
 from phalanx.lineage import CheckpointRef, Lineage, StepRows, keys
 from phalanx.lineage.events import Cause, EventLog, EventType, JobEvent, JobState
 from phalanx.lineage.step_records import StepRecords
@@ -60,7 +61,7 @@ def put_losses(store, attempt, losses, monkeypatch):
         found = np.array([losses[step] for step in range(first, last + 1)])
         column = np.arange(first, last + 1, dtype=np.int64)
         zeros = np.zeros(len(column))
-        rows = StepRows(column, found, zeros + 1.0, np.zeros(len(column), np.int64), zeros, zeros)
+        rows = StepRows(column, found, zeros + 1.0, np.zeros(len(column), np.int64), zeros, *[zeros] * len(Part))
         return real(records, attempt_, rank, first, last, windows, rows)
 
     real = StepRecords.put

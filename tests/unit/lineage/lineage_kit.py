@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from phalanx.core.digest import digest_of, sha256
+from phalanx.core.step_parts import Part
 from phalanx.lineage import (
     Attempt,
     CheckpointRef,
@@ -88,7 +89,7 @@ def step_rows(steps: list[int]) -> StepRows:
         gradient_norm=0.5 / step,
         valid_tokens=step * 0 + 30,
         step_time_s=step * 0 + 0.25,
-        data_wait_s=step * 0.0,
+        **{part.value: step * 0 + 0.03125 * place for place, part in enumerate(Part)},
     )
 
 

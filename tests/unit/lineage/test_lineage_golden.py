@@ -14,6 +14,7 @@ import pytest
 from lineage_kit import CODE, IDENTITY, a_manifest, an_attempt, step_rows, window_rows
 from safetensors.numpy import load_file
 
+from phalanx.core.step_parts import Part
 from phalanx.lineage import CheckpointRef, JobRecord, JournalEntry, ObjectRef, RecordsName, WindowRows, journal_digest
 from phalanx.lineage.encoding import decode, encode
 from phalanx.lineage.records import decode_records, encode_records
@@ -60,14 +61,22 @@ def test_stored_json_is_the_golden_file(name):
 
 
 def test_stored_records_are_the_golden_file():
-    stored = (GOLDEN / "records.safetensors").read_bytes()
+    stored = (GOLDEN / "records-2.safetensors").read_bytes()
     assert encode_records(NAME, windows(), step_rows([1, 2])) == stored
     read, steps = decode_records("records", NAME, stored)
     assert read.shard.tolist() == [0, 0, 3]
     assert steps.loss.tolist() == [4.0, 2.0]
+    assert steps.backward_s.tolist() == [0.0625, 0.0625]
+
+
+def test_stored_records_of_the_first_format_are_read_without_the_parts_of_a_step():
+    read, steps = decode_records("records", NAME, (GOLDEN / "records.safetensors").read_bytes())
+    assert read.shard.tolist() == [0, 0, 3]
+    assert (steps.loss.tolist(), steps.data_wait_s.tolist()) == ([4.0, 2.0], [0.0, 0.0])
+    assert all(np.isnan(getattr(steps, part)).all() for part in Part if part is not Part.DATA)
 
 
 def test_stored_records_open_with_safetensors_alone():
-    columns = load_file(GOLDEN / "records.safetensors")
+    columns = load_file(GOLDEN / "records-2.safetensors")
     assert columns["windows.position"].tolist() == [0, 1]
     assert columns["steps.step"].tolist() == [1, 2]

@@ -80,7 +80,7 @@ def test_records_under_another_key_are_refused():
 )
 def test_records_with_wrong_columns_are_refused(change):
     data = encode_records(NAME, window_rows([1], [0]), step_rows([1]))
-    header = {"phalanx": '{"attempt":1,"first_step":1,"format":"phalanx.records/1","last_step":2,"rank":0}'}
+    header = {"phalanx": '{"attempt":1,"first_step":1,"format":"phalanx.records/2","last_step":2,"rank":0}'}
     tensors = load(data)
     assert save(tensors, header) == data
     change(tensors)

@@ -10,6 +10,7 @@ import torch
 
 from phalanx.core.box import Box, HeldTensor, whole
 from phalanx.core.digest import sha256
+from phalanx.core.step_parts import Part
 from phalanx.lineage import (
     Attempt,
     CheckpointRef,
@@ -64,7 +65,7 @@ def rows() -> tuple[WindowRows, StepRows]:
         length=position * 0 + SEQ_LEN,
     )
     seconds = np.full(STEP, 0.25)
-    return windows, StepRows(step, 4.0 / step, 0.5 / step, step * 0 + 2 * SEQ_LEN, seconds, seconds * 0)
+    return windows, StepRows(step, 4.0 / step, 0.5 / step, step * 0 + 2 * SEQ_LEN, seconds, *[seconds / 8] * len(Part))
 
 
 def held_by(tensors: dict[str, torch.Tensor], rank: int) -> list[HeldTensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.core.step_parts import Part, StepParts
 from phalanx.stream import DamagedShard
 from phalanx.trainer.control import Superseded
 from phalanx.trainer.loop import take
@@ -15,6 +16,7 @@ from phalanx.trainer.recorder import StepResult
 from phalanx.trainer.step_times import EVERY_STEPS, StepTimes
 
 DAMAGE = DamagedShard(shard=3, name="s3", member=1, offset=512, key="s3.tar", why="has another digest")
+PARTS = StepParts.of({Part.DATA: 0.125, Part.FORWARD: 0.375})
 WHY = "member 1 at byte 512: has another digest"
 
 
@@ -73,16 +75,17 @@ def test_step_time_tells_every_few_steps_what_this_rank_worked_and_waited_for_da
     for step in range(1, 2 * EVERY_STEPS + 1):
         with times.work(step):
             sum(range(3_000_000))  # longer than a tick of the scheduler, which counts the time
-        times.tell(StepResult(step, 1.0, 1.0, 8, 0.5, 0.125), 0.25)
+        times.tell(StepResult(step, 1.0, 1.0, 8, 0.5, PARTS), 0.25)
     assert [(each["kind"], each["step"], each["step_time_s"]) for each in told] == [
         ("step_time", EVERY_STEPS, 0.5),
         ("step_time", 2 * EVERY_STEPS, 0.5),
     ]
     assert all(each["busy_s"] > 0.375 for each in told)
+    assert all(each["parts"]["data_wait_s"] == 0.125 and sum(each["parts"].values()) == 0.5 for each in told)
 
 
 def test_step_times_without_a_report_cost_nothing_and_tell_nothing() -> None:
     times = StepTimes(None)
     with times.work(EVERY_STEPS):
         pass
-    times.tell(StepResult(EVERY_STEPS, 1.0, 1.0, 8, 0.5, 0.125), 0.25)
+    times.tell(StepResult(EVERY_STEPS, 1.0, 1.0, 8, 0.5, PARTS), 0.25)

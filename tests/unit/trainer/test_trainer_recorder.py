@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from phalanx.core.digest import sha256
+from phalanx.core.step_parts import Part, StepParts
 from phalanx.lineage import Lineage
 from phalanx.objects import open_store
 from phalanx.stream.windows import ReadRows
@@ -39,7 +40,7 @@ def rows(*positions: int) -> ReadRows:
 
 def result(step: int, loss: float = 5.0) -> StepResult:
     """A step of one second."""
-    return StepResult(step, loss, 1.0, 16, 1.0, 0.1)
+    return StepResult(step, loss, 1.0, 16, 1.0, StepParts.of({Part.DATA: 0.1, Part.REST: 0.9}))
 
 
 def recorder(
