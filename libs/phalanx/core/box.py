@@ -5,8 +5,9 @@ and checkpoint.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -49,14 +50,48 @@ def whole(shape: tuple[int, ...]) -> Box:
     return Box((0,) * len(shape), shape)
 
 
+class Pages(Protocol):
+    """Values of many tensors in a file."""
+
+    def pin(self) -> None:
+        """Keeps the values of now for `PagedTensor.pieces`, until `release`."""
+
+    def release(self) -> None:
+        """Lets go of what `pin` keeps; without a pin nothing happens."""
+
+    @property
+    def part_bytes(self) -> int:
+        """Bytes of memory in which a reader or a writer may put values together."""
+        ...
+
+
+class PagedTensor(Protocol):
+    """The values of one tensor in a file, by number of element in row-major order of its box."""
+
+    @property
+    def pages(self) -> Pages:
+        """Where they lie, beside those of other tensors."""
+        ...
+
+    def pieces(self, start: int, stop: int) -> Iterator[memoryview]:
+        """Bytes of elements [start, stop) as they were at `pages.pin()`, in order; each piece is valid until the next
+        is asked for.
+        """
+        ...
+
+    def write(self, start: int, values: torch.Tensor) -> None:
+        """Puts `values`, row-major, from element `start` on; not while `pages` are pinned."""
+
+
 @dataclass(frozen=True, slots=True)
 class HeldTensor:
     """What one rank holds of one global tensor.
 
     name: canonical, with global layer index, never a stage, chunk, rank or wrapper name.
     local: a plain tensor of the box's shape that aliases the live storage (writing to it writes the model or the
-    optimizer state).
+    optimizer state); of one whose values lie in a file it is on the meta device.
     replica: which of `num_replicas` holders of the very same box this rank is.
+    paged: the values, where they lie in a file.
     """
 
     name: str
@@ -65,3 +100,4 @@ class HeldTensor:
     local: torch.Tensor
     replica: int = 0
     num_replicas: int = 1
+    paged: PagedTensor | None = None

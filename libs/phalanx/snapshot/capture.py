@@ -21,9 +21,11 @@ from concurrent.futures import Future
 import numpy as np
 import torch
 
-from phalanx.core.box import Box
+from phalanx.core.box import Box, HeldTensor
 from phalanx.snapshot import background
-from phalanx.snapshot.grouping import PlannedObject, buffer_bytes
+from phalanx.snapshot.dtypes import DTYPES
+from phalanx.snapshot.grouping import OwnedBox, PlannedObject, buffer_bytes
+from phalanx.snapshot.owners import owned_box
 
 _TOUCH_BYTES = 32 << 20
 _COPY_BYTES = 8 << 20
@@ -132,6 +134,26 @@ def _pieces(start: int, source: torch.Tensor) -> Iterator[tuple[int, torch.Tenso
 
 def _num_copiers(num_bytes: int) -> int:
     return min(_MAX_COPIERS, len(os.sched_getaffinity(0)), 1 + num_bytes // _COPY_BYTES)
+
+
+def owned_boxes(tensors: Sequence[HeldTensor]) -> tuple[list[OwnedBox], list[torch.Tensor]]:
+    """The boxes that this rank writes, and the views of the live tensors that hold them.
+
+    An empty box is written only for a tensor that has no elements at all, so that its name and type are not lost.
+    """
+    owned: list[OwnedBox] = []
+    sources: list[torch.Tensor] = []
+    for held in tensors:
+        dtype = str(held.local.dtype).removeprefix("torch.")
+        assert dtype in DTYPES, f"{held.name}: a checkpoint cannot hold {held.local.dtype}"
+        assert tuple(held.local.shape) == held.box.shape, (
+            f"{held.name}: {tuple(held.local.shape)} is not its {held.box}"
+        )
+        box = owned_box(held.name, held.box, DTYPES[dtype].itemsize, held.replica, held.num_replicas)
+        if box is not None and (box.num_elements > 0 or 0 in held.global_shape):
+            owned.append(OwnedBox(held.name, dtype, held.global_shape, box, len(sources)))
+            sources.append(cut(held.local, held.box, box))
+    return owned, sources
 
 
 def cut(local: torch.Tensor, held: Box, wanted: Box) -> torch.Tensor:

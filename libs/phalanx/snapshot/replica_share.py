@@ -24,12 +24,11 @@ from phalanx.lineage import ObjectRef
 from phalanx.objects import ObjectExists, ObjectInfo, ObjectMissing, ObjectStore, StoreError
 from phalanx.objects.base import ObjectWriter
 from phalanx.snapshot import background
-from phalanx.snapshot.capture import HostBuffer
+from phalanx.snapshot.capture import HostBuffer, owned_boxes
 from phalanx.snapshot.grouping import PlannedObject, buffer_bytes, plan_objects
 from phalanx.snapshot.parts import Part
 from phalanx.snapshot.replicas import Placed
 from phalanx.snapshot.share import Share
-from phalanx.snapshot.writer import owned_boxes
 
 Records = Callable[[ObjectStore], tuple[ObjectRef, ...]]
 

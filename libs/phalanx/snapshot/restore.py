@@ -1,5 +1,8 @@
 """Fills a rank's live tensors from a checkpoint that any other layout may have written: verified, in place, bit for
 bit. Ranks that restore together read each byte once and hand it to each other (`sharing`).
+
+Tensors whose values lie in a file are filled after the others, a part at a time (`paged`); all ranks of a group take as
+many parts as the one that has most.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from phalanx.snapshot.fetch import Wanted, fetch
 from phalanx.snapshot.flat import as_torch, bytes_for
 from phalanx.snapshot.index import Index, StoredTensor
 from phalanx.snapshot.lookup import read_needed
+from phalanx.snapshot.paged import parts_of
 from phalanx.snapshot.peers import Peers
 from phalanx.snapshot.together import fetch_together
 
@@ -63,13 +67,45 @@ def restore(
     if problems:
         raise Problems(f"checkpoint {manifest.ref}", problems)
     held = [tensor for tensor in tensors if tensor.name in index.tensors]
-    wanted = _wanted(manifest, index, held)
-    if peers is None:
-        read_bytes, received_bytes = fetch(store, index.objects, wanted), 0
-    else:
-        read_bytes, received_bytes = fetch_together(store, index, wanted, boxes, peers)
+    filling = _Filling(store, manifest, index, peers)
+    filling.fill([tensor for tensor in held if tensor.paged is None])
+    if any(tensor.paged is not None for tensor in tensors):
+        filling.fill_paged([tensor for tensor in held if tensor.paged is not None])
     left_out = set(partial) - {tensor.name for tensor in held}
-    return RestoreReport(len(held), read_bytes, tuple(sorted(left_out)), received_bytes, index.num_bytes)
+    return RestoreReport(
+        len(held), filling.read_bytes, tuple(sorted(left_out)), filling.received_bytes, index.num_bytes
+    )
+
+
+class _Filling:
+    """Fills tensors from one checkpoint, and counts the bytes read and received."""
+
+    def __init__(self, store: ObjectStore, manifest: Manifest, index: Index, peers: Peers | None) -> None:
+        self._store, self._manifest, self._index, self._peers = store, manifest, index, peers
+        self.read_bytes = self.received_bytes = 0
+
+    def fill(self, tensors: Sequence[HeldTensor]) -> None:
+        """Those in memory; with peers, all call this together."""
+        wanted = _wanted(self._manifest, self._index, tensors)
+        if self._peers is None:
+            self.read_bytes += fetch(self._store, self._index.objects, wanted)
+            return
+        found = fetch_together(self._store, self._index, wanted, _boxes_of(tensors), self._peers)
+        self.read_bytes += found[0]
+        self.received_bytes += found[1]
+
+    def fill_paged(self, tensors: Sequence[HeldTensor]) -> None:
+        """Those in a file; with peers, all call this together."""
+        num_rounds = num_own = sum(1 for _ in parts_of(tensors))
+        if self._peers is not None:
+            num_rounds = max(map(int, self._peers.gather(str(num_own).encode())))
+        rounds = parts_of(tensors)
+        for _ in range(num_rounds):
+            parts = next(rounds, [])
+            held = [part.in_memory() for part in parts]
+            self.fill(held)
+            for part, filled in zip(parts, held, strict=True):
+                part.write(filled.local)
 
 
 def _boxes_of(tensors: Sequence[HeldTensor]) -> dict[str, list[Box]]:

@@ -4,6 +4,9 @@
 until `wait_captured` of what it gives. The upload creates its objects from that buffer (create-only, whole or absent),
 hashing while they are written, and only then the part object that lists them. A rank killed anywhere leaves objects
 that no manifest names. A failed upload is raised by `wait`, or by the next save where nobody waited.
+
+Tensors whose values lie in a file are not captured: they are pinned there and stream into objects of their own, behind
+the others, in pieces of a few MiB. They may change at once.
 """
 
 from __future__ import annotations
@@ -15,17 +18,14 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from typing import TypeVar
 
-import torch
-
 from phalanx.core.box import HeldTensor
 from phalanx.core.errors import OutsideError
 from phalanx.lineage import ObjectRef
 from phalanx.objects import ObjectStore
 from phalanx.snapshot import background
-from phalanx.snapshot.capture import HostBuffer, cut
-from phalanx.snapshot.dtypes import DTYPES
-from phalanx.snapshot.grouping import OBJECT_BYTES, OwnedBox, PlannedObject, plan_objects
-from phalanx.snapshot.owners import owned_box
+from phalanx.snapshot.capture import HostBuffer, owned_boxes
+from phalanx.snapshot.grouping import OBJECT_BYTES, PlannedObject, plan_objects
+from phalanx.snapshot.paged import PagedObjects
 from phalanx.snapshot.parts import Part
 from phalanx.snapshot.share import NUM_WRITERS, Deadline, Share, Written
 
@@ -118,7 +118,7 @@ class Writer:
         """Gets the host memory that a save of `tensors` needs, in the background, so that the first one does not wait
         for it. A save that finds it unfinished, or failed, sees to its memory itself.
         """
-        owned, sources = owned_boxes(tensors)
+        owned, sources = owned_boxes([held for held in tensors if held.paged is None])
         return self._buffer.prepare(plan_objects(owned, self._object_bytes), sources)
 
     def save(
@@ -149,11 +149,12 @@ class Writer:
         that, saving works again.
         """
         self.finish(self._deadline_s)
-        owned, sources = owned_boxes(tensors)
+        owned, sources = owned_boxes([held for held in tensors if held.paged is None])
         objects = plan_objects(owned, self._object_bytes)
+        paged = PagedObjects([held for held in tensors if held.paged is not None], self._object_bytes)
         captured = self._buffer.capture(objects, sources)
         head = Part(attempt, step, self._rank, self._world_size, (), ())
-        upload = _Upload(self._store, head, objects, captured, records, self._deadline_s)
+        upload = _Upload(self._store, head, objects, paged, captured, records, self._deadline_s)
         self._last = PendingSave(attempt, step, captured, background.begin(upload.run, "snapshot-upload"))
         return self._last
 
@@ -164,26 +165,6 @@ class Writer:
             last.wait(deadline_s)
 
 
-def owned_boxes(tensors: Sequence[HeldTensor]) -> tuple[list[OwnedBox], list[torch.Tensor]]:
-    """The boxes that this rank writes, and the views of the live tensors that hold them.
-
-    An empty box is written only for a tensor that has no elements at all, so that its name and type are not lost.
-    """
-    owned: list[OwnedBox] = []
-    sources: list[torch.Tensor] = []
-    for held in tensors:
-        dtype = str(held.local.dtype).removeprefix("torch.")
-        assert dtype in DTYPES, f"{held.name}: a checkpoint cannot hold {held.local.dtype}"
-        assert tuple(held.local.shape) == held.box.shape, (
-            f"{held.name}: {tuple(held.local.shape)} is not its {held.box}"
-        )
-        box = owned_box(held.name, held.box, DTYPES[dtype].itemsize, held.replica, held.num_replicas)
-        if box is not None and (box.num_elements > 0 or 0 in held.global_shape):
-            owned.append(OwnedBox(held.name, dtype, held.global_shape, box, len(sources)))
-            sources.append(cut(held.local, held.box, box))
-    return owned, sources
-
-
 class _Upload:
     """One rank's upload of one checkpoint, from captured memory."""
 
@@ -192,25 +173,34 @@ class _Upload:
         store: ObjectStore,
         part: Part,
         objects: Sequence[PlannedObject],
+        paged: PagedObjects,
         captured: Future[memoryview],
         records: Callable[[], tuple[ObjectRef, ...]],
         deadline_s: float,
     ) -> None:
-        self._objects, self._captured, self._records = objects, captured, records
+        self._objects, self._paged, self._captured, self._records = objects, paged, captured, records
         self._share = Share(store, part, Deadline(part.step, deadline_s).check)
         self._began = time.monotonic()
 
     def run(self) -> Stored:
-        """Creates all objects, then the part object."""
+        """Creates all objects, then the part object. What was pinned is let go of, however it ends."""
+        try:
+            return self._run()
+        finally:
+            self._paged.release()
+
+    def _run(self) -> Stored:
         memory = self._captured.result()
         captured = time.monotonic()
 
         def create(number: int) -> Written:
+            if number >= len(self._objects):
+                return self._paged.create(self._share, number, number - len(self._objects))
             planned = self._objects[number]
             data = memory[planned.buffer_start : planned.buffer_start + planned.num_bytes]
             return self._share.from_memory(number, planned, data)
 
-        written = background.each(create, len(self._objects), NUM_WRITERS, "snapshot-write")
+        written = background.each(create, len(self._objects) + len(self._paged), NUM_WRITERS, "snapshot-write")
         part = self._share.finish(written, self._records())
         num_bytes = sum(each.stored.num_bytes for each in written)
         return Stored(part, Figures(captured - self._began, time.monotonic() - captured, num_bytes))
