@@ -21,8 +21,9 @@ from phalanx.models.attention import Attend, Attention, WholeWindows, check_head
 from phalanx.models.experts import MixtureFeedForward, Router
 from phalanx.models.kernels import kernel_named
 from phalanx.models.norm import RMSNorm
-from phalanx.models.protocol import Context, Initial, KeyValueHeads, Style, split_evenly
+from phalanx.models.protocol import Context, Initial, KeyValueHeads, Style, consecutive
 from phalanx.models.rotary import rotary_table
+from phalanx.planner.stage_split import split_layers
 
 INITIAL_STD = 0.02
 # What writes to the residual stream.
@@ -155,6 +156,10 @@ class Decoder(nn.Module):
 
     def split_stages(self, num_stages: int) -> Sequence[nn.Module]:
         """See `HasStages`; layers are balanced by number."""
+        return self.split_layers(split_layers(self.args.n_layers, num_stages))
+
+    def split_layers(self, lengths: Sequence[int]) -> Sequence[nn.Module]:
+        """See `HasStageLengths`."""
         if self.args.tie_embeddings:
             raise PhalanxError(
                 "[model.args] tie_embeddings",
@@ -162,14 +167,15 @@ class Decoder(nn.Module):
                 expected="false with [parallel] pp > 1: the first and the last stage would each train their own copy",
                 remedy="set tie_embeddings = false or pp = 1",
             )
-        if num_stages > self.args.n_layers:
+        if len(lengths) > self.args.n_layers:
             raise PhalanxError(
                 "[parallel] pp x stages_per_rank",
-                value=num_stages,
+                value=len(lengths),
                 expected=f"at most n_layers ({self.args.n_layers}) stages",
                 remedy="lower pp or stages_per_rank",
             )
-        return [self._stage(layers) for layers in split_evenly(self.args.n_layers, num_stages)]
+        assert min(lengths) > 0 and sum(lengths) == self.args.n_layers, lengths
+        return [self._stage(layers) for layers in consecutive(lengths)]
 
     def _stage(self, layers: range) -> Decoder:
         stage = Decoder.__new__(Decoder)

@@ -14,9 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
+
+from phalanx.planner.stage_split import split_layers
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,14 @@ class HasStages(Protocol):
         take position_ids and document_ids as well. Parameters keep the names that they have in the whole model. Called
         on the meta device. Raises PhalanxError where the model can't be cut so.
         """
+
+
+@runtime_checkable
+class HasStageLengths(Protocol):
+    """Adds to `HasStages` stages of given lengths, which `[parallel] stage_split` asks for."""
+
+    def split_layers(self, lengths: Sequence[int]) -> Sequence[nn.Module]:
+        """As `split_stages`, into as many stages as `lengths`, each with so many layers, one at least."""
 
 
 @runtime_checkable
@@ -165,8 +176,10 @@ def split_evenly(num_items: int, num_parts: int) -> list[range]:
 
     The outer stages of a pipeline also carry the embedding and the head, so a layer more goes to the inner ones first.
     """
-    base, extra = divmod(num_items, num_parts)
-    first_longer = (num_parts - extra) // 2
-    lengths = [base + (first_longer <= part < first_longer + extra) for part in range(num_parts)]
-    starts = [sum(lengths[:part]) for part in range(num_parts)]
-    return [range(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+    return consecutive(split_layers(num_items, num_parts))
+
+
+def consecutive(lengths: Sequence[int]) -> list[range]:
+    """Ranges of these lengths, each beginning where the one before it ends, the first at 0."""
+    ends = list(accumulate(lengths))
+    return [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]

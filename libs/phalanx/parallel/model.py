@@ -14,7 +14,15 @@ from phalanx.core.box import HeldTensor, whole
 from phalanx.core.errors import PhalanxError
 from phalanx.core.philox import key_of
 from phalanx.core.step_parts import Part
-from phalanx.models.protocol import HasContext, HasHead, HasInitialWeights, HasParallelPlan, HasStages, Initial
+from phalanx.models.protocol import (
+    HasContext,
+    HasHead,
+    HasInitialWeights,
+    HasParallelPlan,
+    HasStageLengths,
+    HasStages,
+    Initial,
+)
 from phalanx.parallel.build import build_on_meta, check_head, check_layout, whole_buffers, whole_weights
 from phalanx.parallel.clock import StepClock
 from phalanx.parallel.collectives import sum_parts
@@ -37,6 +45,8 @@ from phalanx.parallel.sharding import (
 )
 from phalanx.parallel.slots import SlotBatch, slots_of
 from phalanx.parallel.tensor import TensorSlices, apply_plan
+from phalanx.planner.job_search import model_shape, run_shape
+from phalanx.planner.stage_split import stage_layers
 from phalanx.spec import Job, Layout
 
 _DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
@@ -106,7 +116,10 @@ class ParallelModel:
         check_pipeline(parallel.schedule, self.zero, compiled=job.compile.enable)
         indices = stages_of(parallel.schedule, sizes["pp"], self.mesh.coordinates["pp"], parallel.stages_per_rank)
         assert isinstance(model, HasStages), "check_layout refused it"
-        stages = model.split_stages(sizes["pp"] * parallel.stages_per_rank)
+        if job.model.class_ is None and isinstance(model, HasStageLengths):
+            stages = model.split_layers(stage_layers(model_shape(job), sizes["pp"], run_shape(job)))
+        else:
+            stages = model.split_stages(sizes["pp"] * parallel.stages_per_rank)
         shapes = stage_shapes(
             stages,
             parallel.local_batch_size,

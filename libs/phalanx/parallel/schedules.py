@@ -7,6 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.core.errors import PhalanxError
+from phalanx.planner.stage_split import stages_of_rank
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,4 @@ def stages_of(name: str, pp: int, pp_rank: int, stages_per_rank: int) -> tuple[i
             expected=f"{admitted} for schedule {name}",
             remedy="change stages_per_rank or schedule",
         )
-    if schedule.v_shaped:
-        return (pp_rank, 2 * pp - 1 - pp_rank)
-    return tuple(pp_rank + pp * chunk for chunk in range(stages_per_rank))
+    return stages_of_rank(name, pp, pp_rank, stages_per_rank)

@@ -103,7 +103,7 @@ def as_stated(job: Job, candidate: Candidate) -> Job:
     keys = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}
     keys |= {"zero": run.zero, "local_batch_size": run.local_batch_size}
     if layout.pp > 1:
-        keys |= {"schedule": run.schedule, "stages_per_rank": run.stages_per_rank}
+        keys |= {"schedule": run.schedule, "stages_per_rank": run.stages_per_rank, "stage_split": run.stage_split}
     mode = job.activation_checkpoint.model_copy(update={"mode": "full" if run.recompute else "none"})
     return _laid_out(job, **keys).model_copy(update={"activation_checkpoint": mode})
 

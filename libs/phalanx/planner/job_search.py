@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from phalanx.core.errors import PhalanxError
@@ -59,6 +60,7 @@ def run_shape(job: Job) -> RunShape:
         document_mask=job.data.document_mask and job.model.attn_backend == "sdpa",
         chunk_tokens=job.loss.chunk_tokens,
         cp_comm_type=job.parallel.cp_comm_type,
+        stage_split=job.parallel.stage_lengths or job.parallel.stage_split,
         cpu_offload=job.parallel.cpu_offload and job.cluster.device == "cuda",
         param_bytes=_BYTES[job.training.mixed_precision_param],
         reduce_bytes=_BYTES[job.training.mixed_precision_reduce],
@@ -82,7 +84,8 @@ def new_search(
     refused = ZERO_BUBBLE_SCHEDULES if job.compile.enable else ()
     task = Task(
         model=model,
-        run=run,
+        # Lengths that were stated are of one number of stages.
+        run=run if isinstance(run.stage_split, str) else replace(run, stage_split="cost"),
         gpus=gpus,
         cluster=cluster(gpu, gpus_per_node=min(gpus_per_node or job.cluster.nproc, gpus)),
         schedules=tuple(name for name in MULTI_STAGE_SCHEDULES if name not in refused),

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from phalanx.core.errors import PhalanxError
-from phalanx.planner.stages import V_SCHEDULES
+from phalanx.spec.parallel import V_SCHEDULES
 
 ONE_STAGE_SCHEDULES = ("gpipe", "1f1b")
 

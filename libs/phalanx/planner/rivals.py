@@ -159,6 +159,7 @@ def parallel_section(candidate: Candidate) -> str:
     lines.append(f"zero = {run.zero}")
     if layout.pp > 1:
         lines += [f'schedule = "{run.schedule}"', f"stages_per_rank = {run.stages_per_rank}"]
+        lines += ['stage_split = "even"'] if run.stage_split == "even" else []
     lines.append(f"local_batch_size = {run.local_batch_size}")
     mode = "full" if run.recompute else "none"
     return "\n".join([*lines, "", "[activation_checkpoint]", f'mode = "{mode}"']) + "\n"

@@ -17,7 +17,8 @@ from phalanx.planner.memory import RUNTIME_BYTES, RankMemory, rank_memory
 from phalanx.planner.parameters import rank_parameters
 from phalanx.planner.pipeline import PipelineRun, StageCosts, bubble_left, simulate
 from phalanx.planner.software import Software, software
-from phalanx.planner.stages import num_micro_batches, split_layers
+from phalanx.planner.stage_split import stage_layers
+from phalanx.planner.stages import num_micro_batches, positions
 from phalanx.planner.time import Configuration, StepTime, step_time
 
 # Of a backward, what the weights take: the published profiles of Qi et al. 2023 (arXiv 2401.10241, section 4) have
@@ -96,6 +97,9 @@ class Search:
     def estimate(self, candidate: Candidate) -> Estimate:
         """Of one candidate, whether or not the search would have come to it."""
         base = replace(candidate, run=replace(candidate.run, schedule="1f1b", stages_per_rank=1))
+        if not isinstance(candidate.run.stage_split, str):
+            held = positions(self.task.model, candidate.layout, candidate.run)
+            base = replace(base, run=replace(base.run, stage_split=tuple(each.num_layers for each in held)))
         step = with_schedule(self.plain_step(base), base, candidate)
         return Estimate(candidate, step, self.task.run.global_batch_size * self.task.run.seq_len)
 
@@ -138,7 +142,7 @@ class Search:
     def _states_bytes(self, candidate: Candidate) -> float:
         """A floor of a candidate's memory: its largest rank's weights, gradients and optimizer state."""
         model, layout, run = self.task.model, candidate.layout, candidate.run
-        stage = max(split_layers(model.n_layers, layout.pp))
+        stage = max(stage_layers(model, layout.pp, run))
         held = rank_parameters(model, layout, stage, is_first=layout.pp == 1, is_last=layout.pp == 1)
         whole = layout.pp > 1 or (run.zero == 1 and num_micro_batches(layout, run) > 1)
         sharded = _SHARDED_BYTES * (

@@ -94,7 +94,8 @@ class RunShape:
     reduce_bytes: of one gradient on the wire. precision: of the matrix products, as compute names them.
     sequence_parallel: norms and residuals cut over tp. offloaded: share of the optimizer state, 0 to 1, that lies in
     the host's memory, and is updated on the GPU. cpu_offload: masters, reduced gradients and optimizer state lie there,
-    and the host updates them. chunk_tokens: whose logits exist at a time; 0 for those of a micro-batch.
+    and the host updates them. stage_split: layers of each stage of a pipeline, or the rule of `stage_split`
+    that gives them, even or cost. chunk_tokens: whose logits exist at a time; 0 for those of a micro-batch.
     cp_comm_type: how attention sees a window that ranks share, all_gather or a2a.
     """
 
@@ -116,3 +117,4 @@ class RunShape:
     chunk_tokens: int = 0
     cp_comm_type: str = "all_gather"
     cpu_offload: bool = False
+    stage_split: str | tuple[int, ...] = "even"

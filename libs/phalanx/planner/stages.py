@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass
 
 from phalanx.planner.shape import ModelShape, RunShape
+from phalanx.planner.stage_split import stage_layers, stages_of_rank
 from phalanx.spec.layout import Layout
+from phalanx.spec.parallel import V_SCHEDULES
 
-V_SCHEDULES = ("zbv", "dualpipev")
 _MULTIPLE_OF_PP = {"1f1b": 1, "interleaved_1f1b": 1, "interleaved_zero_bubble": 1, "dualpipev": 2}
 
 
@@ -28,27 +29,15 @@ class PipelinePosition:
         return sum(self.layers_by_stage)
 
 
-def split_layers(n_layers: int, num_stages: int) -> tuple[int, ...]:
-    """Layers of each stage: as even as can be, a layer more for the inner stages first, as the outer ones carry
-    embedding and head."""
-    base, extra = divmod(n_layers, num_stages)
-    first_longer = (num_stages - extra) // 2
-    return tuple(base + (first_longer <= stage < first_longer + extra) for stage in range(num_stages))
-
-
 def positions(model: ModelShape, layout: Layout, run: RunShape) -> tuple[PipelinePosition, ...]:
-    """Every pipeline rank's part. V schedules put stages r and 2 pp - 1 - r on rank r, the others r, r + pp, ..."""
-    num_stages = layout.pp * (run.stages_per_rank if layout.pp > 1 else 1)
-    layers = split_layers(model.n_layers, num_stages)
+    """Every pipeline rank's part, by `stage_split`."""
+    layers = stage_layers(model, layout.pp, run)
+    last = len(layers) - 1
     placed = []
     for rank in range(layout.pp):
-        is_v = run.schedule in V_SCHEDULES and layout.pp > 1
-        stages = (rank, num_stages - 1 - rank) if is_v else tuple(range(rank, num_stages, layout.pp))
-        placed.append(
-            PipelinePosition(
-                rank, stages, tuple(layers[stage] for stage in stages), 0 in stages, num_stages - 1 in stages
-            )
-        )
+        stages = stages_of_rank(run.schedule, layout.pp, rank, len(layers) // layout.pp)
+        held = tuple(layers[stage] for stage in stages)
+        placed.append(PipelinePosition(rank, stages, held, 0 in stages, last in stages))
     return tuple(placed)
 
 

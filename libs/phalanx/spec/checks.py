@@ -54,6 +54,13 @@ def _stated_beside_auto(parallel: Parallel) -> Iterator[Finding]:
                 'nothing beside layout = "auto", which chooses it',
                 f'remove it ({default} is its default), or set parallel.layout = "given"',
             )
+    if parallel.stage_lengths is not None:
+        yield Finding(
+            ("parallel.stage_split", "parallel.layout"),
+            parallel.stage_split,
+            'cost or even beside layout = "auto", which chooses the number of stages',
+            'set one of them, or parallel.layout = "given"',
+        )
 
 
 def resolve_axes(parallel: Parallel, world_size: int | None) -> Layout | None:
@@ -213,6 +220,7 @@ def _pipeline(job: Job, layout: Layout | None) -> Iterator[Finding]:
                 f"at most {args.n_layers} stages, one layer each (pp x stages_per_rank is {pp * per_rank})",
                 "lower pp or stages_per_rank",
             )
+        yield from _stage_lengths(parallel.stage_lengths, pp * per_rank, args.n_layers)
         if args.tie_embeddings:
             yield Finding(
                 ("parallel.pp", "model.args.tie_embeddings"),
@@ -236,6 +244,21 @@ def _pipeline(job: Job, layout: Layout | None) -> Iterator[Finding]:
             "torch 2.13 silently computes wrong gradients there",
             "set zero = 1, or choose interleaved_1f1b",
         )
+
+
+def _stage_lengths(lengths: tuple[int, ...] | None, num_stages: int, n_layers: int) -> Iterator[Finding]:
+    if lengths is None:
+        return
+    if len(lengths) != num_stages:
+        others: tuple[str, ...] = ("parallel.pp", "parallel.stages_per_rank")
+        expected = f"{num_stages} numbers, one for each stage (pp x stages_per_rank)"
+    elif sum(lengths) != n_layers:
+        others = ("model.args.n_layers",)
+        expected = f"numbers that add up to n_layers = {n_layers}, not to {sum(lengths)}"
+    else:
+        return
+    shown = ",".join(map(str, lengths))
+    yield Finding(("parallel.stage_split", *others), shown, expected, 'correct them, or set "cost"')
 
 
 def _schedule(schedule: str, stages_per_rank: int) -> Iterator[Finding]:

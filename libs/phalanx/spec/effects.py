@@ -36,6 +36,10 @@ def _layout_rules(job: Job, layout: Layout) -> Iterator[Rule]:
     filled_in = parallel.schedule in MULTI_STAGE_SCHEDULES and parallel.stages_per_rank == 2
     stages_set = "stages_per_rank" in parallel.model_fields_set and not filled_in
     yield layout.pp == 1 and "schedule" in parallel.model_fields_set, "parallel.schedule", "parallel.pp is 1"
+    split_set, own = "stage_split" in parallel.model_fields_set, job.model.class_ is not None
+    yield layout.pp == 1 and split_set, "parallel.stage_split", "parallel.pp is 1"
+    splits_itself = split_set and layout.pp > 1 and own
+    yield splits_itself, "parallel.stage_split", "model.class splits its stages by itself"
     yield layout.pp == 1 and stages_set, "parallel.stages_per_rank", "parallel.pp is 1"
     method_set = "cp_comm_type" in parallel.model_fields_set
     yield layout.cp == 1 and method_set, "parallel.cp_comm_type", "parallel.cp is 1"

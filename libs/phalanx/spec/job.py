@@ -144,6 +144,8 @@ class Job(Section):
             del chosen["code"]
         if layout.cp == 1:
             del chosen["parallel"]["cp_comm_type"]  # came later, and says nothing there
+        if layout.pp == 1:
+            del chosen["parallel"]["stage_split"]  # so did this
         if not self.parallel.cpu_offload:
             del chosen["parallel"]["cpu_offload"]  # came later
         axes = {axis: getattr(layout, axis) for axis in ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")}

@@ -173,6 +173,7 @@ _PATTERNS = {
     "data.train_digest": "sha256: and 64 hexadecimal digits",
     "data.held_out_digest": "sha256: and 64 hexadecimal digits",
     "data.sources.NAME.digest": "sha256: and 64 hexadecimal digits",
+    "parallel.stage_split": "cost, even, or layers of each stage as 9,9,8,6",
     "storage.NAME.endpoint": "a URL: https://host:port",
     "cluster.network.interfaces": "names of interfaces as eth0,eth1, perhaps with = or ^ before the first",
     "cluster.network.transport": "IB, Socket or the name of a plugin",

@@ -65,7 +65,19 @@ class Parallel(Section):
         shown="2 for schedules that need it, else 1",
         gt=0,
     )
+    stage_split: str = key(
+        Mark.PLACEMENT,
+        'Layers of each pipeline stage: "cost" balances what ranks compute, embedding and head counted; "even" the '
+        'number of layers; or their numbers, first stage to last, separated by commas ("9,9,8,6").',
+        "cost",
+        pattern=r"^(cost|even|[1-9][0-9]*( *, *[1-9][0-9]*)*)$",
+    )
     local_batch_size: int = key(Mark.PLACEMENT, "Windows of one micro-batch on one rank.", 1, unit="windows", gt=0)
+
+    @property
+    def stage_lengths(self) -> tuple[int, ...] | None:
+        """Layers of each stage where the job states them."""
+        return None if self.stage_split in ("cost", "even") else tuple(map(int, self.stage_split.split(",")))
 
     @model_validator(mode="before")
     @classmethod

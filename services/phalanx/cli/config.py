@@ -108,6 +108,10 @@ def check(job_file: JobFile, overrides: Overrides = None, world: World = None, a
     axes = " x ".join(f"{axis} {size}" for axis, size in asdict(layout).items() if size > 1 and axis != "ep") or "1"
     experts = f", ep {layout.ep}" if layout.ep > 1 else ""
     typer.echo(f"{job_file}: good for {world_size} ranks ({axes}{experts}); data and model are looked at when it runs")
+    if layout.pp > 1 and chosen.job.model.class_ is None:
+        from phalanx.cli.plan_show import stages_line
+
+        typer.echo(stages_line(chosen.job, layout))
     for each in network.settings:
         typer.echo(f"{each.variable}={each.value} by {each.key or 'the environment of this command'}")
 

@@ -82,6 +82,8 @@ def _show_own(report: Report, console: Console) -> None:
         f"{found.causal.model * found.tokens_per_step:.4g} operations",
         highlight=False,
     )
+    if found.layout.pp > 1:
+        console.print(stages_line(job, found.layout), highlight=False)
     console.print(_memory_table(found.memory))
     if found.gpu_bytes is not None:
         largest = max(rank.total_bytes for rank in found.memory)
@@ -90,6 +92,16 @@ def _show_own(report: Report, console: Console) -> None:
         console.print(
             f"{verdict}: at most {largest / GIB:.1f} of {found.gpu_bytes / GIB:.1f} GiB on {name}", highlight=False
         )
+
+
+def stages_line(job: Job, layout: Layout) -> str:
+    """Layers of each stage of the job's decoder, and by which rule: `stages of 8, 9, 9, 6 layers (cost)`."""
+    from phalanx.planner.job_search import model_shape, run_shape
+    from phalanx.planner.stage_split import stage_layers
+
+    lengths = stage_layers(model_shape(job), layout.pp, run_shape(job))
+    rule = "stated" if job.parallel.stage_lengths else job.parallel.stage_split
+    return f"stages of {', '.join(map(str, lengths))} layers ({rule})"
 
 
 def _operations(found: Plan) -> list[str]:

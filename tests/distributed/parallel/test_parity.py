@@ -94,6 +94,8 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "tp2_qwen": _case("qwen", tp=2),
         "tp2_one_kv_head": _case("one_kv_head", tp=2),
         "tp2_recompute": _case(tp=2, recompute="full"),
+        "pp2_even_stages": _pipeline("1f1b", "odd", pp=2, stage_split="even"),
+        "pp2_stated_stages": _pipeline("interleaved_1f1b", "odd", pp=2, stage_split="1,2,1,1"),
         "tp2_bf16": _case(tp=2, dtype="bfloat16"),
         "pp2_recompute": _case(pp=2, recompute="full"),
         "tp2_varlen_chunked": _case("qwen", tp=2, attn_backend="varlen", chunk_tokens=5),

@@ -11,6 +11,7 @@ from phalanx.cli import plan
 from phalanx.cli.errors import run_reporting_errors
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+NO_RECOMPUTE = "activation_checkpoint.mode=none"
 
 
 @pytest.fixture
@@ -79,3 +80,16 @@ def test_plan_of_a_class_of_the_users_says_why_not(run, tmp_path):
     path.write_text(text)
     code, _, err = run(str(path.with_suffix("")))
     assert code == 2 and "model.class" in err
+
+
+def test_plan_of_a_pipeline_says_the_layers_of_its_stages_and_by_which_rule(run):
+    pipeline = ("8b-64gpu", *(f"--set={each}" for each in ("parallel.pp=4", "parallel.dp_shard=16", NO_RECOMPUTE)))
+    code, out, _ = run(*pipeline)
+    assert code == 0 and "stages of 8, 9, 9, 6 layers (cost)" in out
+    code, out, _ = run(*pipeline, "--set", "parallel.stage_split=even")
+    assert code == 0 and "stages of 8, 8, 8, 8 layers (even)" in out
+    code, out, _ = run(*pipeline, "--set", "parallel.stage_split=9,9,9,5", "--json")
+    assert code == 0
+    assert [rank["position"]["layers_by_stage"] for rank in json.loads(out)["memory"]] == [[9], [9], [9], [5]]
+    code, out, _ = run(*pipeline, "--set", "activation_checkpoint.mode=full")
+    assert code == 0 and "stages of 8, 9, 8, 7 layers (cost)" in out, "the head is never computed again"

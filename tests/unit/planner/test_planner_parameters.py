@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from phalanx.planner import ModelShape, RunShape, count_parameters, positions, rank_parameters
-from phalanx.planner.stages import split_layers
+from phalanx.planner.stage_split import split_layers
 from phalanx.spec import Layout
 
 LLAMA = {"n_kv_heads": 8, "vocab_size": 128_256}

@@ -58,6 +58,17 @@ def test_a_floor_of_the_states_never_exceeds_the_memory_that_is_counted(offloads
             assert search._states_bytes(candidate) <= search.memory(candidate).total_bytes
 
 
+def test_stated_stages_are_of_one_layout_and_count_there_alone():
+    run = RunShape(8192, 256, stage_split=(30, 30, 10, 10), schedule="interleaved_1f1b", stages_per_rank=2, zero=1)
+    search = Search(a_task(LLAMA_70B, 64, 256), LIMIT)
+    own = Candidate(Layout(pp=2, tp=8, dp_shard=4), run)
+    even = replace(own, run=replace(run, stage_split="even"))
+    assert search.estimate(own).step.total_s == pytest.approx(search.estimate(even).step.total_s), "40 layers a rank"
+    assert search.memory(own).position.layers_by_stage in [(30, 10), (30, 10)]
+    lopsided = replace(own, run=replace(run, stage_split=(30, 20, 20, 10)))
+    assert search.estimate(lopsided).step.total_s > 1.1 * search.estimate(even).step.total_s
+
+
 def test_1t_on_16384_gpus_is_searched_in_two_seconds_of_one_core():
     started = time.process_time()
     search = Search(a_task(DENSE_1T, 16_384, 3072), LIMIT)
@@ -97,6 +108,7 @@ def test_ready_section_says_the_whole_candidate():
         "zero": 1,
         "schedule": "zbv",
         "stages_per_rank": 2,
+        "stage_split": "even",
         "local_batch_size": 2,
     }
     assert section["activation_checkpoint"] == {"mode": "full"}

@@ -71,6 +71,30 @@ EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "
         ),
         ({"loss": {"fn": "mine:loss", "chunk_tokens": 8}}, None, "loss.chunk_tokens", "0 beside loss.fn"),
         ({"parallel__pp": 8}, 8, "parallel.pp", "at most 4 stages"),
+        (
+            {"parallel__pp": 2, "parallel__stage_split": "1,2,1"},
+            2,
+            "parallel.stage_split",
+            "2 numbers, one for each stage (pp x stages_per_rank)",
+        ),
+        (
+            {"parallel__pp": 2, "parallel__schedule": "zbv", "parallel__zero": 1, "parallel__stage_split": "1,3"},
+            2,
+            "parallel.stage_split",
+            "4 numbers, one for each stage (pp x stages_per_rank)",
+        ),
+        (
+            {"parallel__pp": 2, "parallel__stage_split": "1,2"},
+            2,
+            "parallel.stage_split",
+            "numbers that add up to n_layers = 4, not to 3",
+        ),
+        (
+            {"parallel__layout": "auto", "parallel__stage_split": "2,2"},
+            2,
+            "parallel.stage_split",
+            'cost or even beside layout = "auto"',
+        ),
         ({"parallel__pp": 4, "parallel__schedule": "interleaved_1f1b"}, 4, "parallel.pp", "pp x stages_per_rank is 8"),
         ({"parallel__pp": -1, "parallel__dp_shard": 1}, 8, "parallel.pp", "at most 4 stages"),
         ({"model__args": {"dim": 130}}, None, "model.args.dim", "a multiple of n_heads = 4"),
@@ -238,6 +262,7 @@ def test_schedule_with_whole_weights_is_accepted_and_without_pipeline_ignored(sc
             {"lr_scheduler": {"decay_type": "none", "decay_ratio": 0.2}},
             ('lr_scheduler.decay_ratio has no effect, because lr_scheduler.decay_type is "none"',),
         ),
+        ({"parallel__stage_split": "cost"}, ("parallel.stage_split has no effect, because parallel.pp is 1",)),
         (
             {"parallel__cp_comm_type": "a2a"},
             ("parallel.cp_comm_type has no effect, because parallel.cp is 1",),

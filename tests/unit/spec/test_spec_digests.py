@@ -92,3 +92,10 @@ def test_offload_is_placement_and_its_absence_is_what_was_before_it():
     assert plain.identity() == offloading.identity()
     assert "cpu_offload" not in plain.placement(2)["parallel"]
     assert offloading.placement(2)["parallel"]["cpu_offload"] is True
+
+
+def test_stage_split_is_placement_of_a_pipeline_alone():
+    one, two = sample(parallel__pp=1), sample(parallel__pp=2, parallel__stage_split="3,1")
+    assert one.identity() == two.identity()
+    assert "stage_split" not in one.placement(2)["parallel"]
+    assert two.placement(2)["parallel"]["stage_split"] == "3,1"

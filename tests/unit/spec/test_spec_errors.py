@@ -38,6 +38,8 @@ def problems_of(raw, world_size=None):
         ({"training__mixed_precision_param": "fp8"}, "training.mixed_precision_param", "'bfloat16' or 'float32'"),
         ({"parallel__zero": 4}, "parallel.zero", "1, 2 or 3"),
         ({"parallel__schedule": "pipedream"}, "parallel.schedule", "'interleaved_zero_bubble'"),
+        ({"parallel__stage_split": "1,,2"}, "parallel.stage_split", "cost, even, or layers of each stage as 9,9,8,6"),
+        ({"parallel__stage_split": "4,0"}, "parallel.stage_split", "cost, even, or layers of each stage as 9,9,8,6"),
         ({"checkpoint__interval": 0}, "checkpoint.interval", "a number above 0"),
         ({"validation__freq": -1}, "validation.freq", "a number at least 0"),
         ({"training__steps": 10**23}, "training.steps", "a number at most 99,999,999"),
