@@ -165,21 +165,23 @@ def test_resume_in_other_layouts_keeps_the_loss_of_one_process(
 def test_checkpoint_loads_into_other_stages_and_keeps_the_loss_of_one_process(
     corpus: str, server: ForkServer, tmp_path: Path
 ) -> None:
-    layers = "model.args.n_layers=5"
+    """With tied embeddings, which first and last stage share and a checkpoint holds once."""
+    model = ("model.args.n_layers=5", "model.args.tie_embeddings=true")
     for name in ("one", "many"):
         (tmp_path / name).mkdir()
     one, many = (write_job(tmp_path / name, corpus) for name in ("one", "many"))
     splits = ("parallel.stage_split=1,4", "parallel.stage_split=even", "parallel.stage_split=1,2,1,1", "")
     last = 2 * len(splits)
-    run_here(one, server, layers, f"training.steps={last}", ONE_RANK, "checkpoint.interval=20")
+    run_here(one, server, *model, f"training.steps={last}", ONE_RANK, "checkpoint.interval=20")
     for number, split in enumerate(splits, 1):
         schedule = "interleaved_1f1b" if split.count(",") > 1 else "1f1b"
         pipeline = ("cluster.nproc=2", "parallel.pp=2", "parallel.local_batch_size=2", f"parallel.schedule={schedule}")
-        run = run_here(many, server, layers, f"training.steps={2 * number}", *pipeline, *filter(None, [split]))
+        run = run_here(many, server, *model, f"training.steps={2 * number}", *pipeline, *filter(None, [split]))
         assert run.outcome is not None and run.outcome.ok, run.outcome
     losses = losses_of(many)
     assert sorted(losses) == list(range(1, last + 1))
     assert max_relative_difference(losses, losses_of(one)) <= BOUNDS["float32"]
+    assert_proven(many, last, *model)
 
 
 def test_users_own_model_keeps_its_loss_over_a_change_of_layout(

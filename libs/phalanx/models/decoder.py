@@ -160,13 +160,6 @@ class Decoder(nn.Module):
 
     def split_layers(self, lengths: Sequence[int]) -> Sequence[nn.Module]:
         """See `HasStageLengths`."""
-        if self.args.tie_embeddings:
-            raise PhalanxError(
-                "[model.args] tie_embeddings",
-                value=True,
-                expected="false with [parallel] pp > 1: the first and the last stage would each train their own copy",
-                remedy="set tie_embeddings = false or pp = 1",
-            )
         if len(lengths) > self.args.n_layers:
             raise PhalanxError(
                 "[parallel] pp x stages_per_rank",
@@ -185,7 +178,18 @@ class Decoder(nn.Module):
         stage.layers = nn.ModuleDict({str(layer): self.layers[str(layer)] for layer in layers})
         is_last = layers.stop == self.args.n_layers
         stage.norm, stage.output = (self.norm, self.output) if is_last else (None, None)
+        if stage.tied and self.output is not None:
+            weight = self.output.weight
+            stage.output = nn.Linear(
+                self.args.dim, self.args.vocab_size, bias=False, device=weight.device, dtype=weight.dtype
+            )
         return stage
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """See `HasTiedStages`."""
+        is_copy = self.args.tie_embeddings and self.output is not None and self.tok_embeddings is None
+        return {"output.weight": "tok_embeddings.weight"} if is_copy else {}
 
     def initial_weights(self) -> Mapping[str, Initial]:
         """See `HasInitialWeights`: normal 0.02; what writes to the residual stream 0.02 / sqrt(2 n_layers); norms 1,

@@ -98,6 +98,17 @@ class HasStageLengths(Protocol):
 
 
 @runtime_checkable
+class HasTiedStages(Protocol):
+    """Adds to `HasStages` weights that the first stage and the last one both use, where one has a copy."""
+
+    @property
+    def tied(self) -> Mapping[str, str]:
+        """Of a stage: its parameters that are copies of one of the first stage's, each with the name of that one, which
+        is also its name in the whole model. Empty in every stage but the last, and in a whole model.
+        """
+
+
+@runtime_checkable
 class HasInitialWeights(Protocol):
     """Adds initial weights by counter: the same bits in every layout, and no process holds the whole model."""
 

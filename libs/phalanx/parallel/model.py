@@ -45,6 +45,7 @@ from phalanx.parallel.sharding import (
 )
 from phalanx.parallel.slots import SlotBatch, slots_of
 from phalanx.parallel.tensor import TensorSlices, apply_plan
+from phalanx.parallel.tied import copies_in
 from phalanx.planner.job_search import model_shape, run_shape
 from phalanx.planner.stage_split import stage_layers
 from phalanx.spec import Job, Layout
@@ -82,9 +83,10 @@ class ParallelModel:
         plan = model.parallel_plan() if isinstance(model, HasParallelPlan) else {}
 
         self.pipeline: Pipeline | None = None
+        tied: Mapping[str, str] = {}
         self.stages: Sequence[nn.Module] = (model,)
         if mesh.sizes["pp"] > 1:
-            self.pipeline = self._build_pipeline(job, model, dtype)
+            self.pipeline, tied = self._build_pipeline(job, model, dtype)
             self.stages = self.pipeline.modules
         slices = [apply_plan(s, plan, mesh.tp_group) if mesh.tp_group else TensorSlices.of(s) for s in self.stages]
         self._context = self._share_windows(job)
@@ -97,8 +99,10 @@ class ParallelModel:
             offloaded = job.parallel.cpu_offload
             shard(stage, mesh, self.zero, dtype, reduce_dtype, offloaded=offloaded)
             materialise(stage, self.device, offloaded=offloaded)
-        self._parameters = [p for stage in self.stages for p in stage.parameters()]
-        self._held = [t for stage, own in zip(self.stages, slices, strict=True) for t in held_tensors(stage, own, mesh)]
+        named = [[(n, p) for n, p in s.named_parameters() if n not in copies_in(s)] for s in self.stages]
+        self._parameters = [parameter for each in named for _, parameter in each]
+        self._held = [t for each, own in zip(named, slices, strict=True) for t in held_tensors(each, own, mesh)]
+        self._tied = self.pipeline.tied_copies(tied) if self.pipeline is not None and tied else None
         partial = frozenset[str]().union(*(own.partial for own in slices))
         self._is_partial = [tensor.name in partial for tensor in self._held]
         copies = {name: count for own in slices for name, count in own.copies.items()}
@@ -108,7 +112,8 @@ class ParallelModel:
         if next(model.buffers(), None) is not None:
             self._fill_buffers(whole_buffers(job, self.device))
 
-    def _build_pipeline(self, job: Job, model: nn.Module, dtype: torch.dtype) -> Pipeline:
+    def _build_pipeline(self, job: Job, model: nn.Module, dtype: torch.dtype) -> tuple[Pipeline, Mapping[str, str]]:
+        """The pipeline, and what of its last stage copies parameters of the first."""
         parallel, sizes = job.parallel, self.mesh.sizes
         assert self.mesh.schedule == parallel.schedule, (
             "build_mesh(schedule=) must be the job's: it places the last stage"
@@ -129,7 +134,8 @@ class ParallelModel:
             tp=sizes["tp"],
             gives_logits=not self._chunk_tokens,
         )
-        return Pipeline([stages[index] for index in indices], indices, shapes, self.mesh, self._loss, self.clock)
+        own = [stages[index] for index in indices]
+        return Pipeline(own, indices, shapes, self.mesh, self._loss, self.clock), copies_in(stages[-1])
 
     def _share_windows(self, job: Job) -> ContextShare | None:
         if (group := self.mesh.cp_group) is None:
@@ -199,6 +205,7 @@ class ParallelModel:
         (`mesh.has_loss`) return 0.
         """
         batch = self._placed(batch)
+        self._take_tied_weights()
         if self.pipeline is not None:
             loss = self.pipeline.step(batch, valid_tokens)
         else:
@@ -232,6 +239,7 @@ class ParallelModel:
         model in evaluation mode and without gradients; any number of slots.
         """
         batch = self._placed(batch)
+        self._take_tied_weights()
         with in_evaluation_mode(self.stages):
             if self.pipeline is not None:
                 found = self.pipeline.evaluate(batch, valid_tokens, self._measures, 1 + len(self._metrics))
@@ -255,6 +263,10 @@ class ParallelModel:
     def _counted(self, loss: Tensor) -> Tensor:
         return loss if self.mesh.has_loss else torch.zeros_like(loss)
 
+    def _take_tied_weights(self) -> None:
+        if self._tied is not None:
+            self._tied.take_weights()
+
     def _reshard(self) -> None:
         for stage in self.stages:
             reshard(stage)
@@ -273,9 +285,11 @@ class ParallelModel:
         return [_gradient_of(p, tensor.local) if p.requires_grad else None for p, tensor in held]
 
     def finish_gradients(self) -> None:
-        """Complete what tp ranks hold in common but computed in parts, by one all-reduce; call once after
-        `forward_backward`.
+        """Complete what first and last stage share, and, by one all-reduce, what tp ranks hold in common but computed
+        in parts; call once after `forward_backward`.
         """
+        if self._tied is not None:
+            self._tied.give_gradients()
         if (group := self.mesh.tp_group) is None:
             return
         gradients = list(zip(self.gradients(), self._is_partial, self._copies, strict=True))

@@ -9,7 +9,7 @@ receives between any two ranks come in one order on both sides and can't wait fo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from phalanx.parallel.clock import StepClock
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.schedules import multiple_of, schedule_named
 from phalanx.parallel.slots import SlotBatch
+from phalanx.parallel.tied import TiedCopies
 
 LossFunction = Callable[..., Tensor]
 
@@ -127,6 +128,12 @@ class Pipeline:
         self.facts = schedule_named(mesh.schedule)
         self.has_first, self.has_last = indices[0] == 0, indices[-1] == len(shapes) - 1
         self._schedules: dict[int, Any] = {}
+
+    def tied_copies(self, copies: Mapping[str, str]) -> TiedCopies:
+        """What this rank has of the parameters that first and last stage share. copies: of the last stage."""
+        first = self.modules[0] if self.has_first else None
+        last = self.modules[-1] if self.has_last else None
+        return TiedCopies(copies, first, last, self.mesh, self._rank_of(len(self.shapes) - 1))
 
     def step(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
         """Forward and backward of every slot; this rank's loss, 0 where it doesn't hold the last stage."""

@@ -12,7 +12,7 @@ them: weights go to the device block by block as they are gathered, gradients co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import torch
@@ -116,9 +116,9 @@ def local_of(tensor: Tensor) -> Tensor:
     return tensor._local_tensor
 
 
-def held_tensors(root: nn.Module, slices: TensorSlices, mesh: Mesh) -> list[HeldTensor]:
-    """What this rank holds of each parameter of `root`: plain local fp32 tensors that alias the masters."""
-    return [_held(name, parameter, slices, mesh) for name, parameter in root.named_parameters()]
+def held_tensors(parameters: Iterable[tuple[str, nn.Parameter]], slices: TensorSlices, mesh: Mesh) -> list[HeldTensor]:
+    """What this rank holds of each of these parameters, by name: plain local fp32 tensors that alias the masters."""
+    return [_held(name, parameter, slices, mesh) for name, parameter in parameters]
 
 
 def _held(name: str, parameter: nn.Parameter, slices: TensorSlices, mesh: Mesh) -> HeldTensor:

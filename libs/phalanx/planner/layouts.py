@@ -61,7 +61,7 @@ def layouts(task: Task) -> Iterator[Layout]:
                 continue
             for pp in divisors(rest // cp):
                 dp = rest // cp // pp
-                if pp > model.n_layers or dp > run.global_batch_size or (pp > 1 and model.tie_embeddings):
+                if pp > model.n_layers or dp > run.global_batch_size:
                     continue
                 for ep in _expert_sizes(task, dp * cp):
                     yield Layout(pp=pp, dp_shard=dp, cp=cp, tp=tp, ep=ep)

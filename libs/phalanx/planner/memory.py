@@ -79,7 +79,7 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
         masters_bytes=MASTER_BYTES * shard,
         weights_bytes=_gathered_weights(held, layout, run) + (_on_the_way(held, layout) if run.cpu_offload else 0),
         gradients_bytes=_gradients(held, shard, layout, run, activations),
-        optimizer_bytes=MOMENT_BYTES * shard,
+        optimizer_bytes=MOMENT_BYTES * (shard - held.copied // (layout.dp_shard * layout.cp)),
         activations_bytes=activations,
         runtime_bytes=runtime_bytes,
         host_bytes=(MASTER_BYTES + MOMENT_BYTES + GRADIENT_BYTES) * shard if run.cpu_offload else 0,

@@ -132,7 +132,8 @@ class RankParameters:
 
     split: its part of what tensor parallelism cuts. whole: what every tp rank holds (norms, router). experts: its part
     of the routed experts. block: of its biggest layer alone, without the experts; block_experts: of that layer's
-    experts.
+    experts. copied: of the last stage's copy of a tied embedding, which `split` counts too; no optimizer has a state of
+    it.
     """
 
     split: int
@@ -141,6 +142,7 @@ class RankParameters:
     block: int
     block_experts: int
     ends: int
+    copied: int = 0
 
     @property
     def dense(self) -> int:
@@ -160,14 +162,15 @@ def rank_parameters(
     (is_last).
 
     num_dense: how many of its layers come before the experts; None: as many as can be, on the first rank. Over all pp,
-    tp and ep ranks `split` and `experts` sum to their totals, `whole` once for each tp rank, heads of keys and values
-    that several tp ranks share once for each of those.
+    tp and ep ranks `split` (without what is `copied`) and `experts` sum to their totals, `whole` once for each tp rank,
+    heads of keys and values that several tp ranks share once for each of those.
     """
     if num_dense is None:
         num_dense = min(model.num_dense_layers, num_layers) if is_first and model.num_experts else 0
     layer, first, tp = layer_counts(model), layer_counts(model, dense=True), layout.tp
     table = model.vocab_size * model.dim
-    num_tables = int(is_first) + int(is_last and not (model.tie_embeddings and is_first))
+    is_copy = model.tie_embeddings and is_last and layout.pp > 1
+    num_tables = int(is_first) + int(is_last and not (model.tie_embeddings and is_first and not is_copy))
     shared = shared_heads(model, tp)
     block_split = (layer.attention + layer.ffn + layer.cut_biases) // tp + shared
     first_split = (first.attention + first.ffn + first.cut_biases) // tp + shared
@@ -183,4 +186,5 @@ def rank_parameters(
         block=block_split + block_whole,
         block_experts=block_experts,
         ends=num_tables * table // tp + final_norm + positions,
+        copied=table // tp if is_copy else 0,
     )

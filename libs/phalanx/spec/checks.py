@@ -221,13 +221,6 @@ def _pipeline(job: Job, layout: Layout | None) -> Iterator[Finding]:
                 "lower pp or stages_per_rank",
             )
         yield from _stage_lengths(parallel.stage_lengths, pp * per_rank, args.n_layers)
-        if args.tie_embeddings:
-            yield Finding(
-                ("parallel.pp", "model.args.tie_embeddings"),
-                pp,
-                "1 with tied embeddings, whose two uses would lie on different stages",
-                "set pp = 1, or model.args.tie_embeddings = false (that is another model)",
-            )
     yield from _schedule(schedule, per_rank)
     if parallel.zero == 2:
         yield Finding(

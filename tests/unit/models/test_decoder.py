@@ -11,7 +11,7 @@ import torch
 from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
-from phalanx.models.protocol import Initial, split_evenly
+from phalanx.models.protocol import HasTiedStages, Initial, split_evenly
 
 ARGS = DecoderArgs(dim=32, n_layers=4, n_heads=4, n_kv_heads=2, ffn_dim=48, vocab_size=64)
 LENGTH = 16
@@ -80,14 +80,21 @@ def test_split_stages_with_more_stages_than_layers_names_the_limit(decoder: Deco
         decoder.split_stages(5)
 
 
-def test_split_stages_with_tied_embeddings_is_refused() -> None:
+def test_split_stages_with_tied_embeddings_gives_the_last_one_a_copy_of_its_own() -> None:
     tied = Decoder(
         DecoderArgs(dim=32, n_layers=4, n_heads=4, n_kv_heads=2, ffn_dim=48, vocab_size=64, tie_embeddings=True)
     )
     assert tied.output is not None and tied.tok_embeddings is not None
     assert tied.output.weight is tied.tok_embeddings.weight
-    with pytest.raises(PhalanxError, match="tie_embeddings"):
-        tied.split_stages(2)
+    first, last = tied.split_stages(2)
+    assert isinstance(first, Decoder) and isinstance(last, Decoder) and isinstance(last, HasTiedStages)
+    assert last.tied == {"output.weight": "tok_embeddings.weight"} and not first.tied and not tied.tied
+    assert last.get_parameter("output.weight") is not tied.tok_embeddings.weight
+    assert first.get_parameter("tok_embeddings.weight") is tied.tok_embeddings.weight
+    (whole,) = tied.split_stages(1)
+    assert isinstance(whole, Decoder) and not whole.tied, "one stage needs no copy"
+    names = [name for stage in (first, last) for name, _ in stage.named_parameters() if name not in stage.tied]
+    assert sorted(names) == sorted(name for name, _ in tied.named_parameters())
 
 
 @pytest.mark.parametrize(("dim", "kv", "head_dim"), [(30, 2, 0), (32, 3, 0), (32, 2, 9), (30, 2, 9)])

@@ -73,6 +73,16 @@ def test_offload_moves_masters_moments_and_sharded_gradients_to_the_host(layout,
         assert 4 * LAYER // layout.dp_shard <= layer < kept.masters_bytes
 
 
+def test_copy_of_a_tied_embedding_has_a_master_and_a_gradient_but_no_moments():
+    tied = dataclasses.replace(MODEL, tie_embeddings=True)
+    layout = Layout(pp=2, dp_shard=2)
+    first, last = rank_memory(tied, layout, RUN, 0)
+    untied_first, untied_last = of(layout)
+    assert first == untied_first and last.masters_bytes == untied_last.masters_bytes
+    assert untied_last.optimizer_bytes - last.optimizer_bytes == 8 * 512 * 64 // 2
+    assert last.gradients_bytes == untied_last.gradients_bytes
+
+
 def test_pipeline_keeps_weights_and_gradients_whole_whatever_the_stage():
     for zero in (1, 3):
         for rank in of(Layout(pp=2, dp_shard=4), zero=zero):

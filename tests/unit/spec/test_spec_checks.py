@@ -207,7 +207,6 @@ EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "
             "parallel.stages_per_rank",
             "exactly 2",
         ),
-        ({"parallel__pp": 2, "model__args": {"tie_embeddings": True}}, 2, "parallel.pp", "1 with tied embeddings"),
         ({"data__held_out": "s3://corpus/train/"}, None, "data.held_out", "another split than data.train"),
         ({"data__held_out": None, "validation__freq": 5}, None, "validation.freq", "0 without a held-out split"),
         (
