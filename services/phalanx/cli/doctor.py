@@ -1,4 +1,4 @@
-"""`phalanx doctor`: what this machine has, and what a store can do."""
+"""`phalanx doctor`: what this machine has, what a store can do, and what the network between ranks gives."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import importlib.metadata
 import os
 import platform
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from phalanx.cli.config import Overrides
+from phalanx.cli.doctor_network import Asked, exit_code, measure_network, plan_of
+from phalanx.cli.doctor_network import as_json as network_json
+from phalanx.cli.doctor_network import show as show_network
 from phalanx.cli.output import print_facts, print_json, print_table
-from phalanx.cli.places import given
+from phalanx.cli.places import given, given_path
 
 if TYPE_CHECKING:
     from phalanx.objects.probe import ProbeReport
@@ -71,26 +76,55 @@ def doctor(
     ] = None,
     region: Annotated[str | None, typer.Option(help="S3 region, as in [storage.NAME].")] = None,
     profile: Annotated[str | None, typer.Option(help="AWS profile, as in [storage.NAME].")] = None,
+    job: Annotated[
+        Path | None,
+        typer.Argument(metavar="[JOB]", help="Job file whose layout, device and network count.", parser=given_path),
+    ] = None,
+    nproc: Annotated[
+        int | None, typer.Option(help="Measure the network between so many ranks on this machine.", min=2)
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu or cuda (overrides cluster.device).")] = None,
+    parallel: Annotated[
+        str | None, typer.Option(metavar="AXES", help="Axes of the mesh without a job file, as tp=2,pp=2.")
+    ] = None,
+    set_: Overrides = None,
+    min_size: Annotated[str, typer.Option(metavar="SIZE", help="Least size of a collective.")] = "1KiB",
+    max_size: Annotated[str, typer.Option(metavar="SIZE", help="Greatest size of a collective.")] = "16MiB",
     deadline_s: Annotated[
-        float, typer.Option("--deadline", help="Seconds that one call to the store may take.")
+        float,
+        typer.Option(
+            "--deadline", help="Seconds that one call to the store or one measurement of the network may take."
+        ),
     ] = 30.0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of tables.")] = False,
 ) -> None:
-    """Show what this machine has and, with --storage, try what a store can do.
+    """Show what this machine has; with --storage, try what a store can do; with --nproc or a job file, start ranks and
+    measure collectives over each axis of their mesh and every pair of them.
 
-    Exit code 1 where the store can not promise what Phalanx needs, 2 where it refuses us.
+    Exit code 1 where the store can not promise what Phalanx needs, a pair of ranks is slow or a rank fails, 2 where the
+    store refuses us.
     """
+    asked = Asked(job, nproc, device, parallel, set_ or (), min_size, max_size, deadline_s)
+    plan = plan_of(asked) if asked.is_wanted else None
+    from rich.console import Console
+
     facts = machine_facts()
-    report = None
+    report: ProbeReport | None = None
     if storage is not None:
         from phalanx.objects import StorageSettings, open_store
         from phalanx.objects.probe import probe
 
         report = probe(open_store(storage, StorageSettings(endpoint, region, profile=profile), deadline_s))
+    outcome, found = (None, None) if plan is None else measure_network(plan, Console(stderr=True))
     if as_json:
-        print_json(_as_json(facts, report))
+        network = {} if plan is None or outcome is None else {"network": network_json(plan, outcome, found)}
+        print_json({**_as_json(facts, report), **network})
     else:
         _show(facts, report)
+        if found is not None:
+            show_network(found)
+    if outcome is not None and (code := exit_code(outcome, found)):
+        raise typer.Exit(code)
     if report is not None and report.promise != "full":
         raise typer.Exit(1)
 
