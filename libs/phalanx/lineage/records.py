@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -81,7 +81,9 @@ class WindowRows:
 class StepRows:
     """One row for each of n steps: step int64 (from 1), loss and gradient_norm float64 (not finite for a skipped
     update), valid_tokens int64 (targets that counted), step_time_s float64 (seconds from begin to end), and the parts
-    of its wall time, float64 (see `StepParts`; NaN where an older format didn't have them).
+    of its wall time, float64 (see `StepParts`; NaN where an older format didn't have them), and
+    replica_bytes int64 (what all ranks handed to collectives over `dp_replicate`, where the trainer itself calls them;
+    0 where fully_shard sums gradients, and in records that don't have it).
     """
 
     step: Int64
@@ -97,8 +99,11 @@ class StepRows:
     checkpoint_s: npt.NDArray[np.float64]
     evaluation_s: npt.NDArray[np.float64]
     rest_s: npt.NDArray[np.float64]
+    replica_bytes: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __post_init__(self) -> None:
+        if not len(self.replica_bytes):
+            object.__setattr__(self, "replica_bytes", np.zeros(len(self.step), np.int64))
         _require_columns(self, _STEP_DTYPES)
         _require_one_length(self, tuple(_STEP_DTYPES))
         if len(self) and self.step.min() < 1:
@@ -123,8 +128,10 @@ _SPECIAL: Final[Mapping[str, type[np.generic]]] = {
     "step_time_s": np.float64,
     **{part.value: np.float64 for part in Part},
 }
-_WINDOW_DTYPES: Final = {field.name: np.dtype(_SPECIAL.get(field.name, np.int64)) for field in fields(WindowRows)}
-_STEP_DTYPES: Final = {field.name: np.dtype(_SPECIAL.get(field.name, np.int64)) for field in fields(StepRows)}
+_WINDOW_DTYPES: Final = {each.name: np.dtype(_SPECIAL.get(each.name, np.int64)) for each in fields(WindowRows)}
+_STEP_DTYPES: Final = {each.name: np.dtype(_SPECIAL.get(each.name, np.int64)) for each in fields(StepRows)}
+
+_LATER: Final = ("replica_bytes",)  # columns that came later: left out where they are 0 throughout
 
 
 def _require_columns(rows: WindowRows | StepRows, dtypes: Mapping[str, np.dtype[Any]]) -> None:
@@ -146,7 +153,11 @@ def encode_records(name: RecordsName, windows: WindowRows, steps: StepRows) -> b
     """
     _require_steps(name, windows, steps)
     tensors = {f"windows.{column}": np.ascontiguousarray(getattr(windows, column)) for column in _WINDOW_DTYPES}
-    tensors |= {f"steps.{column}": np.ascontiguousarray(getattr(steps, column)) for column in _STEP_DTYPES}
+    tensors |= {
+        f"steps.{column}": np.ascontiguousarray(getattr(steps, column))
+        for column in _STEP_DTYPES
+        if column not in _LATER or getattr(steps, column).any()
+    }
     # One key only: safetensors keeps no order among several, and the bytes would differ from run to run.
     return bytes(save(tensors, metadata={"phalanx": _header(name)}))
 
@@ -166,7 +177,8 @@ def decode_records(key: str, name: RecordsName, data: BytesLike) -> tuple[Window
         elif header != _header(name):
             raise ValueError(f"its header is {header!r}, not {_header(name)!r}")
         windows = WindowRows(**{column: tensors.pop(f"windows.{column}") for column in _WINDOW_DTYPES})
-        steps = StepRows(**{column: tensors.pop(f"steps.{column}") for column in _STEP_DTYPES})
+        present = [column for column in _STEP_DTYPES if column not in _LATER or f"steps.{column}" in tensors]
+        steps = StepRows(**{column: tensors.pop(f"steps.{column}") for column in present})
         if tensors:
             raise ValueError(f"unknown columns {sorted(tensors)}")
         _require_steps(name, windows, steps)

@@ -84,10 +84,17 @@ class Mesh:
         """The context-parallel group; None where cp is 1."""
         return self.groups.get("cp")
 
-    def data_mesh(self) -> DeviceMesh:
-        """The mesh for fully_shard: (dp_shard_cp,), or (dp_replicate, dp_shard_cp) where copies exist."""
+    @property
+    def replica_group(self) -> dist.ProcessGroup | None:
+        """The ranks that hold the same as this one in the other replicas; None where dp_replicate is 1."""
+        return self.groups.get("dp_replicate")
+
+    def data_mesh(self, *, within_replica: bool = False) -> DeviceMesh:
+        """The mesh for fully_shard: (dp_shard_cp,), or (dp_replicate, dp_shard_cp) where copies exist, unless it is to
+        leave them alone.
+        """
         shard = self.groups["dp_shard_cp"]
-        if self.sizes["dp_replicate"] == 1:
+        if within_replica or self.sizes["dp_replicate"] == 1:
             return DeviceMesh.from_group(shard, self.device.type, mesh_dim_names=("dp_shard_cp",))
         ranks = [self._rank_at(dict(zip(_DATA_AXES, point, strict=True))) for point in self._points(_DATA_AXES)]
         return DeviceMesh.from_group(

@@ -96,8 +96,8 @@ class ParallelModel:
             prepare_blocks(stage, recompute=job.activation_checkpoint.mode == "full", compiled=job.compile.enable)
         reduce_dtype = _DTYPES[job.training.mixed_precision_reduce]
         for stage in self.stages:
-            offloaded = job.parallel.cpu_offload
-            shard(stage, mesh, self.zero, dtype, reduce_dtype, offloaded=offloaded)
+            offloaded, apart = job.parallel.cpu_offload, job.has_apart_replicas
+            shard(stage, mesh, self.zero, dtype, reduce_dtype, offloaded=offloaded, within_replica=apart)
             materialise(stage, self.device, offloaded=offloaded)
         named = [[(n, p) for n, p in s.named_parameters() if n not in copies_in(s)] for s in self.stages]
         self._parameters = [parameter for each in named for _, parameter in each]
@@ -297,10 +297,19 @@ class ParallelModel:
         shared = [(g, copies) for g, _, copies in gradients if copies > 1 and g is not None]
         sum_parts(partial, shared, group, self.device)
 
-    def gradient_square_sum(self) -> Tensor:
-        """This rank's part of the squared gradient norm, fp32 0-dim; the parts of all ranks sum up to it."""
-        held = zip(self.gradients(), self._held, strict=True)
-        counted = [g for g, tensor in held if g is not None and g.numel() and tensor.replica == 0]
+    def gradient_square_sum(
+        self, gradients: Sequence[Tensor | None] | None = None, *, by_replica: bool = False
+    ) -> Tensor:
+        """This rank's part of the squared norm of `gradients` (by default those of `gradients()`), fp32 0-dim; the
+        parts of all ranks sum up to it. by_replica: those of the ranks of one replica do, each to its own.
+        """
+        replicas = self.mesh.sizes["dp_replicate"] if by_replica else 1
+        held = zip(self.gradients() if gradients is None else gradients, self._held, strict=True)
+        counted = [
+            gradient
+            for gradient, tensor in held
+            if gradient is not None and gradient.numel() and tensor.replica % (tensor.num_replicas // replicas) == 0
+        ]
         if not counted:
             return torch.zeros((), device=self.device)
         return torch.stack(torch._foreach_norm(counted)).square().sum().to(self.device)

@@ -40,13 +40,16 @@ def shard(
     reduce_dtype: torch.dtype,
     *,
     offloaded: bool = False,
+    within_replica: bool = False,
 ) -> None:
     """Shard each of `module.layers` (where it has any) and then the rest of it, in place, on the mesh's data axes.
-    offloaded: what is sharded lies in the host's memory, page-locked beside a GPU.
+    offloaded: what is sharded lies in the host's memory, page-locked beside a GPU. within_replica: replicas share
+    nothing here, and gradients are sums over one of them.
     """
+    data_mesh = mesh.data_mesh(within_replica=within_replica)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if offloaded else OffloadPolicy()
-    shard_one = partial(fully_shard, mesh=mesh.data_mesh(), mp_policy=policy, offload_policy=offload)
+    shard_one = partial(fully_shard, mesh=data_mesh, mp_policy=policy, offload_policy=offload)
     for block in blocks_of(module):
         shard_one(block, reshard_after_forward=zero == 3)
     shard_one(module, reshard_after_forward=False)

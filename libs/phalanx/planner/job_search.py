@@ -62,6 +62,7 @@ def run_shape(job: Job) -> RunShape:
         cp_comm_type=job.parallel.cp_comm_type,
         stage_split=job.parallel.stage_lengths or job.parallel.stage_split,
         cpu_offload=job.parallel.cpu_offload and job.cluster.device == "cuda",
+        local_steps=job.local_updates.steps,
         param_bytes=_BYTES[job.training.mixed_precision_param],
         reduce_bytes=_BYTES[job.training.mixed_precision_reduce],
     )

@@ -2,7 +2,8 @@
 
 Let P be the rank's parameters after pp, tp and ep, N = dp_shard x cp, b the bytes of a weight in computation (2 for
 bfloat16).
-- masters: fp32, sharded: 4 P / N. Optimizer: AdamW's two fp32 moments: 8 P / N.
+- masters: fp32, sharded: 4 P / N. Optimizer: AdamW's two fp32 moments: 8 P / N. With local updates as much again: the
+  outer momentum and the parameters that a round began with.
 - weights gathered for computation: b P at zero 1 and 2. At zero 3 without a pipeline: two layers (the running one and
   the prefetched one) and the ends of the model, which stay. With a pipeline torch keeps a stage's weights after its
   first backward: b P again.
@@ -26,7 +27,7 @@ from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.planner.stages import PipelinePosition, num_micro_batches, positions
 from phalanx.spec.layout import Layout
 
-MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
+MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES, OUTER_BYTES = 4, 8, 4, 8
 # Device context, communication buffers and the allocator's rounding: a round figure, not a measurement.
 RUNTIME_BYTES = 2 * 2**30
 
@@ -79,7 +80,8 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
         masters_bytes=MASTER_BYTES * shard,
         weights_bytes=_gathered_weights(held, layout, run) + (_on_the_way(held, layout) if run.cpu_offload else 0),
         gradients_bytes=_gradients(held, shard, layout, run, activations),
-        optimizer_bytes=MOMENT_BYTES * (shard - held.copied // (layout.dp_shard * layout.cp)),
+        optimizer_bytes=(MOMENT_BYTES + (OUTER_BYTES if run.local_steps else 0))
+        * (shard - held.copied // (layout.dp_shard * layout.cp)),
         activations_bytes=activations,
         runtime_bytes=runtime_bytes,
         host_bytes=(MASTER_BYTES + MOMENT_BYTES + GRADIENT_BYTES) * shard if run.cpu_offload else 0,

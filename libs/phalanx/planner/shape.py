@@ -96,7 +96,8 @@ class RunShape:
     the host's memory, and is updated on the GPU. cpu_offload: masters, reduced gradients and optimizer state lie there,
     and the host updates them. stage_split: layers of each stage of a pipeline, or the rule of `stage_split`
     that gives them, even or cost. chunk_tokens: whose logits exist at a time; 0 for those of a micro-batch.
-    cp_comm_type: how attention sees a window that ranks share, all_gather or a2a.
+    cp_comm_type: how attention sees a window that ranks share, all_gather or a2a. local_steps: for which replicas train
+    by themselves between two outer updates; 0: they sum their gradients at each.
     """
 
     seq_len: int
@@ -118,3 +119,4 @@ class RunShape:
     cp_comm_type: str = "all_gather"
     cpu_offload: bool = False
     stage_split: str | tuple[int, ...] = "even"
+    local_steps: int = 0

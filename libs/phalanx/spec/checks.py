@@ -15,6 +15,7 @@ from phalanx.spec.keys import LARGEST_INTEGER, bound_text
 from phalanx.spec.layout import Layout, window_parts
 from phalanx.spec.model import ROPE_SCALING_KEYS, ModelArgs
 from phalanx.spec.parallel import AXES, CHOSEN, MULTI_STAGE_SCHEDULES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Parallel
+from phalanx.spec.replica_checks import layout_findings, replica_findings
 
 if TYPE_CHECKING:
     from phalanx.spec.job import Job
@@ -25,7 +26,7 @@ def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
     `job.layout`."""
     stated: list[Finding] = []
     if job.parallel.layout == "auto":
-        stated = list(_stated_beside_auto(job.parallel))
+        stated = [*_stated_beside_auto(job.parallel), *layout_findings(job)]
         job = job.model_copy(update={"parallel": Parallel()})
     findings = [*stated, *_axes(job.parallel, world_size), *data_findings(job), *_training(job)]
     layout = (
@@ -39,6 +40,7 @@ def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
     findings += _windows(job, layout)
     findings += _pipeline(job, layout)
     findings += [*kernel_findings(job), *loss_findings(job), *context_findings(job, layout)]
+    findings += replica_findings(job)
     return findings
 
 

@@ -48,6 +48,11 @@ SAME_MEANING: Mapping[str, str] = MappingProxyType(
         "num_virtual_stages_per_pipeline_rank": "parallel.stages_per_rank",
         "num_layers_per_virtual_pipeline_stage": "parallel.stages_per_rank",
         "pipeline_parallel_layers_per_stage": "parallel.stages_per_rank",
+        # Replicas over slow links
+        "sync_every": "local_updates.steps",
+        "sync_steps": "local_updates.steps",
+        "inner_steps": "local_updates.steps",
+        "local_steps": "local_updates.steps",
         # Batch and length
         "micro_batch_size": "parallel.local_batch_size",
         "pipeline_parallel_microbatch_size": "parallel.local_batch_size",

@@ -17,6 +17,7 @@ from phalanx.spec.model import Model, ModelArgs
 from phalanx.spec.operation import Checkpoint, Deadlines, JobSection, Metrics, Recovery, Storage, Validation
 from phalanx.spec.own import Code, Loss
 from phalanx.spec.parallel import ActivationCheckpoint, Cluster, Compile, Parallel
+from phalanx.spec.replicas import LocalUpdates
 from phalanx.spec.training import LrScheduler, Optimizer, Training
 
 IDENTITY_FORMAT = 1
@@ -33,6 +34,7 @@ class Job(Section):
     loss: Loss
     optimizer: Optimizer
     lr_scheduler: LrScheduler
+    local_updates: LocalUpdates
     parallel: Parallel
     activation_checkpoint: ActivationCheckpoint
     compile: Compile
@@ -87,6 +89,11 @@ class Job(Section):
         }
         return {key: path for key, path in named.items() if path is not None}
 
+    @property
+    def has_apart_replicas(self) -> bool:
+        """Whether the trainer itself decides what replicas tell each other, rather than gradients being summed."""
+        return self.local_updates.steps > 0
+
     def storage_settings(self, url: str) -> Storage:
         """The `[storage.NAME]` that serves `url`: its bucket's, else `default`, else all defaults."""
         bucket = url.partition("://")[2].partition("/")[0]
@@ -110,6 +117,8 @@ class Job(Section):
                 del chosen["model"]["args"][name]
             for name in self.model.args.moe.usual if self.model.args.moe else ():
                 del chosen["model"]["args"]["moe"][name]
+        if not self.local_updates.steps:
+            del chosen["local_updates"]
         for source in chosen["data"].get("sources", {}).values():
             del source["digest"]
         if self.lr_scheduler.decay_type == "none":

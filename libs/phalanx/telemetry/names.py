@@ -17,6 +17,7 @@ class Metric(StrEnum):
     MFU = "speed/mfu"
     STEP_TIME_S = "speed/step_time_s"
     DATA_WAIT_S = "speed/data_wait_s"
+    REPLICA_BYTES_PER_TOKEN = "speed/replica_bytes_per_token"
     SAVE_STALL_S = "checkpoint/stall_s"
     EVALUATION_LOSS = "evaluation/loss"
     EVALUATION = "evaluation"  # prefix: evaluation/<name> of each of `metrics.fn`

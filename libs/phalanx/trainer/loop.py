@@ -43,11 +43,12 @@ def train(session: Session) -> Ending:
 def steps(session: Session) -> Ending:
     """The loop of `train`."""
     job, model, optimizer, saver = session.prepared.job, session.model, session.optimizer, session.saver
-    clock = model.clock
+    clock, replicas = model.clock, session.replicas
     clock.start()
-    plan, word = session.opening.plan, Word.none()
+    plan = session.opening.plan
+    orders = waiting = Orders.NONE
     session.phases.enter("first_step", session.step + 1)
-    while session.step < session.last_step and Orders.STOP not in word.orders:
+    while session.step < session.last_step and Orders.STOP not in orders:
         if session.step >= plan.horizon_step:
             plan = adopted(session, plan, session.control.renew(session.step))
         started = time.perf_counter()
@@ -60,16 +61,14 @@ def steps(session: Session) -> Ending:
             with clock.part(Part.BACKWARD):
                 model.finish_gradients()
             with clock.part(Part.OPTIMIZER):
-                square_sum = model.gradient_square_sum()
+                gradients = model.gradients()
+                replicas.prepare(gradients)
+                square_sum = model.gradient_square_sum(gradients, by_replica=replicas.clips_apart)
         word = agree(session, loss, square_sum)
         clock.agreed()
         agreed = time.perf_counter()
         lr_factor = learning_rate_factor(session.step, job.lr_scheduler)
-        if word.is_finite:
-            update(session, word, lr_factor)
-        else:
-            refuse_update(session, word)
-        model.zero_gradients()
+        update(session, gradients, word, lr_factor)
         result = StepResult(
             session.step,
             word.loss,
@@ -77,20 +76,24 @@ def steps(session: Session) -> Ending:
             inputs.valid_tokens,
             time.perf_counter() - started,
             clock.end_step(),
+            replicas.take_bytes(session.step, session.last_step),
         )
         session.recorder.add(result, inputs.windows.rows)
         session.step_times.tell(result, time.perf_counter() - agreed)
         tell(session, result, lr_factor * job.optimizer.lr)
         with clock.part(Part.EVALUATION):
             metrics = evaluate_when_due(session)
-        is_ordered = word.orders & (Orders.STOP | Orders.CHECKPOINT) or session.step == session.last_step
+        waiting |= word.orders
+        orders = waiting if replicas.is_one(session.step, session.last_step) else Orders.NONE
+        waiting &= ~orders
+        is_ordered = orders & (Orders.STOP | Orders.CHECKPOINT) or session.step == session.last_step
         if is_ordered or (saver.due(session.step) and not saver.skips(session.step, word.is_any_busy)):
             with clock.part(Part.CHECKPOINT):
                 session.phases.enter("commit", session.step)
                 saver.finish()
                 session.phases.enter("save", session.step)
                 notes = Notes(not is_ordered and saver.is_speculative(session.step), metrics)
-                saver.save(loader_state(session), plan.journal_digest, {"num_updates": optimizer.num_updates}, notes)
+                saver.save(loader_state(session), plan.journal_digest, optimizer.counters(), notes)
         elif session.replicator is not None and not word.is_any_busy and not word.is_any_copying:
             with clock.part(Part.CHECKPOINT):
                 copy_when_due(session, session.replicator, plan, metrics)
@@ -103,21 +106,29 @@ def steps(session: Session) -> Ending:
     return Ending.FINISHED if session.step >= session.last_step else Ending.STOPPED
 
 
-def update(session: Session, word: Word, lr_factor: float) -> None:
-    """One update by finite gradients, once what is saved or copied of the state before has been captured."""
-    clock, model = session.model.clock, session.model
+def update(session: Session, gradients: list[torch.Tensor | None], word: Word, lr_factor: float) -> None:
+    """The step's update, once what is saved or copied of the state before has been captured; it is left out where it is
+    not finite. Then the replicas meet, if they do at this step.
+    """
+    clock = session.model.clock
     with clock.part(Part.CHECKPOINT):
         session.saver.wait_captured()
         if session.replicator is not None:
             session.replicator.wait_captured()
+    if not word.is_finite:
+        refuse_update(session, word)
     with clock.part(Part.OPTIMIZER):
-        session.optimizer.update(model.gradients(), word.gradient_norm, lr_factor)
+        if word.is_finite:
+            session.optimizer.update(gradients, session.replicas.norm_of(word.norms), lr_factor)
+        gradients.clear()  # so that none is kept alive
+        session.model.zero_gradients()
+        session.replicas.meet(session.step, session.last_step)
 
 
 def copy_when_due(session: Session, replicator: Replicator, plan: Plan, metrics: dict[str, float]) -> None:
     """A copy of the state in the memory of nodes, where one is due; no rank has a save or a copy under way."""
     if replicator.due(session.step):
-        schedule: dict[str, int | float] = {"num_updates": session.optimizer.num_updates}
+        schedule = session.optimizer.counters()
         session.saver.copy(replicator, loader_state(session), plan.journal_digest, schedule, metrics)
 
 
@@ -156,18 +167,24 @@ def is_whole_after_all(session: Session, damage: DamagedShard) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What all ranks agree on at a step boundary, by one all-reduce."""
+    """What all ranks agree on at a step boundary, by one all-reduce. norms: the gradient's, or that of each replica's
+    own.
+    """
 
     loss: float
-    gradient_norm: float
+    norms: tuple[float, ...]
     orders: Orders
     is_any_busy: bool
     is_any_copying: bool = False
 
-    @staticmethod
-    def none() -> Word:
-        """Before the first step."""
-        return Word(0.0, 0.0, Orders.NONE, False)
+    @property
+    def gradient_norm(self) -> float:
+        """The root of the mean of their squares."""
+        return (
+            math.sqrt(sum(norm * norm for norm in self.norms) / len(self.norms))
+            if len(self.norms) > 1
+            else self.norms[0]
+        )
 
     @property
     def is_finite(self) -> bool:
@@ -181,18 +198,16 @@ def agree(session: Session, loss: torch.Tensor, square_sum: torch.Tensor) -> Wor
     copies = session.replicator
     flags = [float(Orders.STOP in orders), float(Orders.CHECKPOINT in orders), float(session.saver.busy)]
     flags += [float(copies.busy), float(copies.failed)] if copies is not None else [0.0, 0.0]
-    word = torch.cat(
-        (
-            torch.stack((loss.detach(), square_sum)).double(),
-            torch.tensor(flags, dtype=torch.float64, device=loss.device),
-        )
-    )
+    squares = session.replicas.squares_of(square_sum)
+    parts = (loss.detach()[None], torch.tensor(flags, device=loss.device), squares)
+    word = torch.cat([part.double() for part in parts])
     dist.all_reduce(word)
-    loss_sum, square, stops, checkpoints, busy, copying, uncopied = word.tolist()
+    loss_sum, stops, checkpoints, busy, copying, uncopied, *square_sums = word.tolist()
     if copies is not None:
         copies.agreed(any_busy=copying > 0, any_failed=uncopied > 0)
     joined = (Orders.STOP if stops else Orders.NONE) | (Orders.CHECKPOINT if checkpoints else Orders.NONE)
-    return Word(loss_sum, math.sqrt(square) if square >= 0 else math.nan, joined, busy > 0, copying > 0)
+    norms = tuple(math.sqrt(square) if square >= 0 else math.nan for square in square_sums)
+    return Word(loss_sum, norms, joined, busy > 0, copying > 0)
 
 
 def refuse_update(session: Session, word: Word) -> None:
@@ -222,8 +237,16 @@ def tell(session: Session, result: StepResult, lr: float) -> None:
             step_time_s=result.step_time_s,
             data_wait_s=result.parts.data_wait_s,
             parts=asdict(result.parts),
+            **({"replica_bytes_per_token": bytes_per_token(session, tokens)} if job.has_apart_replicas else {}),
             **({"epochs": session.epochs()} if job.data.is_mixture else {}),
         )
+
+
+def bytes_per_token(session: Session, tokens: int) -> float:
+    """What all ranks have handed to collectives over `dp_replicate` in this attempt, by the tokens that it has trained
+    on; tokens: of one step.
+    """
+    return session.replicas.total_bytes / (tokens * max(1, session.step - session.start.step))
 
 
 def tell_saves(session: Session) -> None:

@@ -7,20 +7,25 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from phalanx.core.box import HeldTensor
+from phalanx.parallel.replicas import ReplicaLink
 from phalanx.spec import Job
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def optimizer_of(job: Job, parameters: Sequence[HeldTensor]) -> Optimizer:
-    """The job's optimizer: AdamW, or the user's own."""
+def optimizer_of(job: Job, parameters: Sequence[HeldTensor], link: ReplicaLink) -> Optimizer:
+    """The job's optimizer: AdamW, one that has the replicas train by themselves, or the user's own."""
+    if job.local_updates.steps:
+        from phalanx.trainer.local_updates import LocalUpdates
+
+        return LocalUpdates(job, parameters, link)
     if job.optimizer.class_ is None:
         return Optimizer(job, parameters)
     from phalanx.trainer.own_optimizer import OwnOptimizer
@@ -90,11 +95,15 @@ class Optimizer:
             for moment in self.moments
         ]
 
-    def resume(self, num_updates: int) -> None:
+    def counters(self) -> dict[str, int | float]:
+        """What goes on beside the tensors: what `resume` takes."""
+        return {"num_updates": self.num_updates}
+
+    def resume(self, counters: Mapping[str, int | float]) -> None:
         """Continues the bias correction after the moments were restored in place."""
-        self.num_updates = num_updates
+        self.num_updates = int(counters["num_updates"])
         for state in self._state:
-            state["step"].fill_(float(num_updates))
+            state["step"].fill_(float(self.num_updates))
 
 
 def new_state(param: torch.Tensor, implementation: str) -> dict[str, torch.Tensor]:

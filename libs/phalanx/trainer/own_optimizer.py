@@ -57,9 +57,9 @@ class OwnOptimizer(Optimizer):
             if found := self._optimizer.state.get(param):
                 state.update({moment: found[moment] for moment in self.moments})
 
-    def resume(self, num_updates: int) -> None:
+    def resume(self, counters: Mapping[str, int | float]) -> None:
         """Goes on with the state that was restored in place. Before the first update the class makes its own."""
-        self.num_updates = num_updates
+        self.num_updates = num_updates = int(counters["num_updates"])
         if not num_updates:
             return
         for state, param in zip(self._state, self._params, strict=True):

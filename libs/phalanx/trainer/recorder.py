@@ -16,7 +16,8 @@ from phalanx.stream.windows import ReadRows
 @dataclass(frozen=True, slots=True)
 class StepResult:
     """What a step gave, the same on every rank but for the times. step_time_s: seconds from its begin to its end.
-    parts: of its wall time.
+    parts: of its wall time. replica_bytes: what all ranks handed to collectives over `dp_replicate`, where the trainer
+    itself calls them.
     """
 
     step: int
@@ -25,6 +26,7 @@ class StepResult:
     valid_tokens: int
     step_time_s: float
     parts: StepParts
+    replica_bytes: int = 0
 
 
 class Recorder:
@@ -88,4 +90,5 @@ def _step_rows(results: list[StepResult]) -> StepRows:
         **{
             part.value: np.array([getattr(result.parts, part) for result in results], dtype=np.float64) for part in Part
         },
+        replica_bytes=np.array([result.replica_bytes for result in results], dtype=np.int64),
     )

@@ -5,7 +5,7 @@ and the opening.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -17,6 +17,7 @@ from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, LoaderState, Manifest
 from phalanx.objects import ObjectStore
 from phalanx.parallel import Mesh, ParallelModel, build_mesh, multiple_of, parameter_names
+from phalanx.parallel.replicas import ReplicaLink
 from phalanx.snapshot.peers import GlooPeers
 from phalanx.snapshot.restore import restore
 from phalanx.snapshot.writer import Writer
@@ -28,12 +29,14 @@ from phalanx.trainer.caching import copies_folder, node_cache
 from phalanx.trainer.control import Control, Opening
 from phalanx.trainer.evaluator import Evaluator
 from phalanx.trainer.feed import BatchShape, Feed, advanced
+from phalanx.trainer.local_updates import NUM_ROUNDS, OUTER_MOMENT
 from phalanx.trainer.mixing import JobReading
 from phalanx.trainer.optimizer import Optimizer, optimizer_of
 from phalanx.trainer.phases import Phases
 from phalanx.trainer.places import order_of, store_at
 from phalanx.trainer.preflight import Prepared
 from phalanx.trainer.recorder import Recorder
+from phalanx.trainer.replicas import Replicas, replicas_of
 from phalanx.trainer.replicator import Keeper, Replicator
 from phalanx.trainer.saver import Saver, Stamp
 from phalanx.trainer.step_times import StepTimes
@@ -53,6 +56,7 @@ class Session:
     mesh: Mesh
     model: ParallelModel
     optimizer: Optimizer
+    replicas: Replicas
     feed: Feed
     recorder: Recorder
     saver: Saver
@@ -135,7 +139,8 @@ def build_session(
     report("opened", attempt=opening.attempt, step=start_step)
     mesh = build_mesh(layout, device, schedule=job.parallel.schedule)
     model = ParallelModel(job, layout, mesh, device, initialise=parent is None or bool(job.checkpoint.partial))
-    optimizer = optimizer_of(job, model.parameters())
+    link = ReplicaLink(mesh.replica_group)
+    optimizer = optimizer_of(job, model.parameters(), link)
     if parent is not None:
         phases.enter("restore", start_step)
         source = keeper.source(store, parent.ref) if keeper is not None else None
@@ -158,6 +163,7 @@ def build_session(
         mesh=mesh,
         model=model,
         optimizer=optimizer,
+        replicas=replicas_of(job, link, device, optimizer),
         feed=Feed(training_reader(job, reading), shape, device, opening.plan, start, reading.view_of),
         recorder=recorder,
         saver=_saver(prepared, opening, control, writer, recorder, lambda: state_of(model, optimizer)),
@@ -289,14 +295,15 @@ def _restore(
     peers = GlooPeers(job.deadlines.restore_s) if dist.get_world_size() > 1 else None
     try:
         state = state_of(model, optimizer)
-        done = restore(store, parent, state, left_out_names(job), all_names=all_names, peers=peers)
+        partial = (*left_out_names(job), *_outer_names(job, parent, names))
+        done = restore(store, parent, state, partial, all_names=all_names, peers=peers)
     except DamagedObject as error:
         tell_damage(parent, error, control, report)
         raise
     if peers is not None:
         peers.close()
-    if done.left_out:
-        LOG.warning("not restored, as checkpoint.partial allows: %s", ", ".join(done.left_out))
+    if allowed := [name for name in done.left_out if name in left_out_names(job)]:
+        LOG.warning("not restored, as checkpoint.partial allows: %s", ", ".join(allowed))
     LOG.info(
         "restored %s: %d tensors, %d bytes from storage, %d from other ranks",
         parent.ref,
@@ -304,7 +311,15 @@ def _restore(
         done.read_bytes,
         done.received_bytes,
     )
-    optimizer.resume(int(parent.schedule["num_updates"]))
+    optimizer.resume(parent.schedule)
+
+
+def _outer_names(job: Job, parent: Manifest, names: Sequence[str]) -> tuple[str, ...]:
+    """Tensors of the outer optimizer where a fork begins, or leaves, training by local updates: it begins with a
+    momentum of zero.
+    """
+    was_local = NUM_ROUNDS in parent.schedule
+    return () if was_local == (job.local_updates.steps > 0) else tuple(f"optim.{name}.{OUTER_MOMENT}" for name in names)
 
 
 def left_out_names(job: Job) -> tuple[str, ...]:

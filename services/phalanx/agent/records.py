@@ -115,6 +115,7 @@ def _progress(record: pb.Record, event: Event, node: str) -> None:
             step_time_s=float(fields["step_time_s"]),
             data_wait_s=float(fields["data_wait_s"]),
             epochs=fields.get("epochs"),
+            replica_bytes_per_token=fields.get("replica_bytes_per_token"),
         )
     )
 

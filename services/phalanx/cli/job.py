@@ -291,6 +291,7 @@ def facts_of(job: JobView) -> dict[str, Any]:
         "num_steps": job.num_steps,
         "loss": job.loss,
         "epochs": dict(sorted(job.epochs.items())),
+        "replica_bytes_per_token": job.replica_bytes_per_token,
         "attempt": job.attempt,
         "attempts_without_progress": job.num_attempts_without_progress,
         "checkpoint": None

@@ -70,7 +70,7 @@ class RecordLog:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """The last finished step of an attempt that is known. loss: None where it is not finite. epochs: passes over each
-    source of a mixture, by name.
+    source of a mixture, by name. replica_bytes_per_token: None where replicas sum their gradients at every step.
     """
 
     attempt: int
@@ -78,6 +78,7 @@ class Progress:
     loss: float | None
     at_s: float
     epochs: Mapping[str, float] = field(default_factory=dict)
+    replica_bytes_per_token: float | None = None
 
 
 class LastSteps:
@@ -96,7 +97,8 @@ class LastSteps:
         with self._lock:
             known = self._by_job.get(job)
             if known is None or record.attempt >= known.attempt:
-                self._by_job[job] = Progress(record.attempt, told.step, loss, time.monotonic(), dict(told.epochs))
+                sent = told.replica_bytes_per_token if told.HasField("replica_bytes_per_token") else None
+                self._by_job[job] = Progress(record.attempt, told.step, loss, time.monotonic(), dict(told.epochs), sent)
 
     def of(self, job: str) -> Progress | None:
         """The last step of a job, or None where none was told."""

@@ -211,7 +211,14 @@ class TrainServicer(TrainServiceServicer):
         if told is None or told.attempt != job.attempt:
             return job_view(job, waits=self._controller.waits(job.name))
         waits = self._controller.waits(job.name)
-        return job_view(job, step=told.step, loss=told.loss, epochs=told.epochs, waits=waits)
+        return job_view(
+            job,
+            step=told.step,
+            loss=told.loss,
+            epochs=told.epochs,
+            replica_bytes_per_token=told.replica_bytes_per_token,
+            waits=waits,
+        )
 
 
 def _tables(text: str) -> Mapping[str, Any]:

@@ -32,8 +32,9 @@ __all__ = [
 @dataclass(frozen=True, slots=True)
 class JobView:
     """A job as it stands. spec: the job file as it holds now. step, loss, epochs (passes over each source of a
-    mixture, by name): the last that are known. message: what it waits for or does, in one line. created: ISO 8601, by
-    the clock of the service.
+    mixture, by name), replica_bytes_per_token (what all ranks handed to collectives over dp_replicate in the newest
+    attempt; None where replicas sum their gradients at every step): the last that are known. message: what it waits for
+    or does, in one line. created: ISO 8601, by the clock of the service.
     """
 
     name: str
@@ -54,6 +55,7 @@ class JobView:
     loss: float | None = None
     num_attempts_without_progress: int = 0
     epochs: Mapping[str, float] = field(default_factory=dict)
+    replica_bytes_per_token: float | None = None
 
     @property
     def is_over(self) -> bool:

@@ -198,6 +198,7 @@ def job_message(view: JobView) -> pb.Job:
         loss=view.loss,
         num_attempts_without_progress=view.num_attempts_without_progress,
         epochs=view.epochs,
+        replica_bytes_per_token=view.replica_bytes_per_token,
     )
 
 
@@ -224,7 +225,14 @@ def job_of(message: pb.Job) -> JobView:
         loss=message.loss if message.HasField("loss") else None,
         num_attempts_without_progress=message.num_attempts_without_progress,
         epochs=dict(message.epochs),
+        replica_bytes_per_token=message.replica_bytes_per_token
+        if message.HasField("replica_bytes_per_token")
+        else None,
     )
+
+
+def _sent_of(message: pb.Job) -> float | None:
+    return message.replica_bytes_per_token if message.HasField("replica_bytes_per_token") else None
 
 
 def _origin_of(message: pb.Origin) -> Origin:
@@ -238,10 +246,11 @@ def job_view(
     step: int | None = None,
     loss: float | None = None,
     epochs: Mapping[str, float] | None = None,
+    replica_bytes_per_token: float | None = None,
     waits: str = "",
 ) -> JobView:
-    """A job as clients see it. step, loss, epochs: as the ranks of its newest attempt last told; None: as the events
-    say.
+    """A job as clients see it. step, loss, epochs, replica_bytes_per_token: as the ranks of its newest attempt last
+    told; None: as the events say.
     """
     registered = job.registered
     return JobView(
@@ -263,6 +272,7 @@ def job_view(
         loss=loss,
         num_attempts_without_progress=job.num_without_progress,
         epochs=dict(epochs or {}),
+        replica_bytes_per_token=replica_bytes_per_token,
     )
 
 

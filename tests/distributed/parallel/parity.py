@@ -101,11 +101,13 @@ def write_reference(path: str, model: Mapping[str, Any]) -> None:
     save_file(tensors, path)
 
 
-def slot_batch(dp_rank: int, dp_size: int, local: int, divisor: int, vocab_size: int) -> tuple[SlotBatch, int]:
+def slot_batch(
+    dp_rank: int, dp_size: int, local: int, divisor: int, vocab_size: int, shift: int = 0
+) -> tuple[SlotBatch, int]:
     """A dp rank's slots by the batch rule, surplus ones with token 0 and no target; and the global count of valid
-    tokens.
+    tokens. shift: by how many the windows of the batch are rolled.
     """
-    whole_batch = windows(vocab_size)
+    whole_batch = tuple(field.roll(shift, 0) for field in windows(vocab_size))
     num_slots = -(-NUM_WINDOWS // (dp_size * local))
     num_slots = -(-num_slots // divisor) * divisor
     rows = [(slot * dp_size + dp_rank) * local + i for slot in range(num_slots) for i in range(local)]

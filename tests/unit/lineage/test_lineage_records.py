@@ -30,6 +30,18 @@ def test_records_read_back_bit_for_bit_with_values_that_are_not_finite():
     assert columns(read[1]) == columns(steps)
 
 
+def test_column_of_bytes_between_replicas_is_stored_where_it_says_something():
+    plain = encode_records(NAME, window_rows([1], [0]), step_rows([1, 2]))
+    assert "steps.replica_bytes" not in load(plain)
+    assert decode_records("key", NAME, plain)[1].replica_bytes.tolist() == [0, 0]
+    steps = dataclasses.replace(step_rows([1, 2]), replica_bytes=np.array([0, 4096]))
+    told = decode_records("key", NAME, encode_records(NAME, window_rows([1], [0]), steps))[1]
+    assert told.replica_bytes.tolist() == [0, 4096]
+    assert StepRows.concatenate([steps, step_rows([3])]).replica_bytes.tolist() == [0, 4096, 0]
+    with pytest.raises(ValueError, match="columns differ in length"):
+        dataclasses.replace(steps, replica_bytes=np.array([1]))
+
+
 def test_records_of_a_rank_without_rows_read_back_empty():
     lineage = Lineage(memory_store())
     windows, steps = lineage.records.read(lineage.records.put(1, 3, 1, 2, None, None))

@@ -79,7 +79,7 @@ def test_resumed_model_with_dropout_goes_on_bit_for_bit(name: str) -> None:
     its_optimizer = Optimizer(job, resumed.parameters())
     for held, tensor in zip((*resumed.parameters(), *its_optimizer.state()), saved, strict=True):
         held.local.copy_(tensor)
-    its_optimizer.resume(2)
+    its_optimizer.resume({"num_updates": 2})
     assert _train(resumed, its_optimizer, range(3, 5)) == expected
     for held, other in zip(resumed.parameters(), model.parameters(), strict=True):
         assert torch.equal(held.local, other.local), held.name

@@ -36,6 +36,13 @@ def test_masters_and_moments_are_sharded_at_every_stage(zero, dp_shard):
     assert rank.masters_bytes == 4 * PARAMETERS // dp_shard and rank.optimizer_bytes == 8 * PARAMETERS // dp_shard
 
 
+@pytest.mark.parametrize("dp_shard", [1, 4])
+def test_local_updates_hold_the_outer_momentum_and_what_a_round_began_with(dp_shard):
+    (plain,), (local,) = (of(Layout(dp_replicate=2, dp_shard=dp_shard), local_steps=steps) for steps in (0, 10))
+    assert local.optimizer_bytes - plain.optimizer_bytes == 8 * PARAMETERS // dp_shard
+    assert local.total_bytes - plain.total_bytes == local.optimizer_bytes - plain.optimizer_bytes
+
+
 LAYER = 64 * 8 * (2 * 8 + 2 * 4) + 3 * 64 * 192 + 2 * 64
 
 

@@ -57,6 +57,8 @@ def test_numbers_with_a_dimension_carry_a_unit():
         "optimizer.weight_decay",
         "lr_scheduler.min_lr_factor",
         "lr_scheduler.decay_ratio",
+        "local_updates.outer_lr",
+        "local_updates.outer_momentum",
         "parallel.zero",
         "recovery.bad_shard_budget",
         "cluster.network.ib_gid_index",
@@ -100,6 +102,7 @@ def test_marks_match_what_the_design_promises():
         "loss",
         "optimizer",
         "lr_scheduler",
+        "local_updates",
     }
     assert all(marks[name] == Mark.FREE for name in ("training.steps", "compile.enable", "activation_checkpoint.mode"))
 

@@ -34,7 +34,7 @@ def test_rank_that_holds_only_empty_pieces_updates_nothing_and_counts(implementa
     optimizer = Optimizer(_job(implementation, max_norm=1.0), [_held("a", 0), _held("b", 0)])
     optimizer.update([torch.ones(0, 3), None], 2.0, 1.0)  # the other ranks' pieces give the norm
     assert optimizer.num_updates == 1
-    optimizer.resume(5)
+    optimizer.resume({"num_updates": 5})
     assert optimizer.num_updates == 5
     assert [held.name for held in optimizer.state()] == [
         f"optim.{name}.{moment}" for name in ("a", "b") for moment in ("exp_avg", "exp_avg_sq")
@@ -73,7 +73,7 @@ def test_resumed_optimizer_goes_on_bit_for_bit() -> None:
     other = Optimizer(_job("fused"), [resumed])
     for mine, saved in zip(other.state(), optimizer.state(), strict=True):
         mine.local.copy_(saved.local)
-    other.resume(optimizer.num_updates)
+    other.resume(optimizer.counters())
     for gradient in gradients[2:]:
         optimizer.update([gradient.clone()], 1.0, 1.0)
         other.update([gradient.clone()], 1.0, 1.0)

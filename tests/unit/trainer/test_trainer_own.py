@@ -10,6 +10,7 @@ import torch
 
 from phalanx.core.box import Box, HeldTensor
 from phalanx.core.errors import PhalanxError
+from phalanx.parallel.replicas import ReplicaLink
 from phalanx.spec import Job, parse_job
 from phalanx.trainer.optimizer import Optimizer, optimizer_of
 from phalanx.trainer.own_checks import check_own
@@ -122,10 +123,10 @@ def test_own_optimizer_resumes_bit_for_bit_from_what_a_checkpoint_holds(
     first, optimizer = _stepped(job, 2)
     assert [held.name for held in optimizer.state()] == [f"optim.{n}.{m}" for n in "abc" for m in optimizer.moments]
     resumed, other = _held([held.local.clone() for held in first]), None
-    other = optimizer_of(job, resumed)
+    other = optimizer_of(job, resumed, ReplicaLink(None))
     for empty, saved in zip(other.state(), optimizer.state(), strict=True):
         empty.local.copy_(saved.local)
-    other.resume(optimizer.num_updates)
+    other.resume(optimizer.counters())
     _step(other, resumed, range(2, 4))
     for expected, found in zip(whole, resumed, strict=True):
         assert torch.equal(expected.local, found.local), found.name
@@ -134,9 +135,9 @@ def test_own_optimizer_resumes_bit_for_bit_from_what_a_checkpoint_holds(
 def test_own_optimizer_before_its_first_update_is_restored_as_new() -> None:
     job = _job(optimizer={"class": "torch.optim:Rprop"})
     held = _held(_values())
-    optimizer = optimizer_of(job, held)
+    optimizer = optimizer_of(job, held, ReplicaLink(None))
     assert all(not each.local.any() for each in optimizer.state())
-    optimizer.resume(0)
+    optimizer.resume({"num_updates": 0})
     _step(optimizer, held, range(4))
     assert all(torch.equal(a.local, b.local) for a, b in zip(held, _stepped(job, 4)[0], strict=True))
 
@@ -154,7 +155,7 @@ def _held(values: list[torch.Tensor]) -> list[HeldTensor]:
 
 def _stepped(job: Job, num_steps: int) -> tuple[list[HeldTensor], Optimizer]:
     held = _held(_values())
-    optimizer = optimizer_of(job, held)
+    optimizer = optimizer_of(job, held, ReplicaLink(None))
     _step(optimizer, held, range(num_steps))
     return held, optimizer
 

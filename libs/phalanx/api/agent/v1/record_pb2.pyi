@@ -227,6 +227,7 @@ class Progress(_message.Message):
     STEP_TIME_S_FIELD_NUMBER: _builtins.int
     DATA_WAIT_S_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
+    REPLICA_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The step."""
     loss: _builtins.float
@@ -241,6 +242,10 @@ class Progress(_message.Message):
     """Seconds that the step took on rank 0."""
     data_wait_s: _builtins.float
     """Seconds of it spent waiting for data."""
+    replica_bytes_per_token: _builtins.float
+    """Bytes that all ranks handed to collectives over dp_replicate in this attempt, by the tokens that it has trained on;
+    absent where replicas sum their gradients at every step.
+    """
     @_builtins.property
     def epochs(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Passes over each source of a mixture so far, by its name; empty where one split is read."""
@@ -256,19 +261,24 @@ class Progress(_message.Message):
         step_time_s: _builtins.float = ...,
         data_wait_s: _builtins.float = ...,
         epochs: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        replica_bytes_per_token: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm", "_loss", b"_loss", "gradient_norm", b"gradient_norm", "loss", b"loss"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm", "_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "gradient_norm", b"gradient_norm", "loss", b"loss", "replica_bytes_per_token", b"replica_bytes_per_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm", "_loss", b"_loss", "data_wait_s", b"data_wait_s", "epochs", b"epochs", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "step", b"step", "step_time_s", b"step_time_s", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm", "_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "data_wait_s", b"data_wait_s", "epochs", b"epochs", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "replica_bytes_per_token", b"replica_bytes_per_token", "step", b"step", "step_time_s", b"step_time_s", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gradient_norm: _TypeAlias = _typing.Literal["gradient_norm"]  # noqa: Y015
     _WhichOneofArgType__gradient_norm: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm"]  # noqa: Y015
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    _WhichOneofReturnType__replica_bytes_per_token: _TypeAlias = _typing.Literal["replica_bytes_per_token"]  # noqa: Y015
+    _WhichOneofArgType__replica_bytes_per_token: _TypeAlias = _typing.Literal["_replica_bytes_per_token", b"_replica_bytes_per_token"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gradient_norm) -> _WhichOneofReturnType__gradient_norm | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replica_bytes_per_token) -> _WhichOneofReturnType__replica_bytes_per_token | None: ...
 
 Global___Progress: _TypeAlias = Progress  # noqa: Y015
 

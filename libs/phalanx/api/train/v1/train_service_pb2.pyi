@@ -344,6 +344,7 @@ class Job(_message.Message):
     LOSS_FIELD_NUMBER: _builtins.int
     NUM_ATTEMPTS_WITHOUT_PROGRESS_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
+    REPLICA_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`projects/<p>/jobs/<uid>`."""
     state: Global___JobState.ValueType
@@ -368,6 +369,10 @@ class Job(_message.Message):
     """The loss of the last step that is known; absent before the first, and where it is not finite."""
     num_attempts_without_progress: _builtins.int
     """Attempts in a row without a new checkpoint."""
+    replica_bytes_per_token: _builtins.float
+    """Bytes that all ranks handed to collectives over dp_replicate by the tokens that the newest attempt has trained on;
+    absent where replicas sum their gradients at every step, and until its ranks tell of a step.
+    """
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was submitted, by the clock of the service; for people only."""
@@ -415,14 +420,20 @@ class Job(_message.Message):
         loss: _builtins.float | None = ...,
         num_attempts_without_progress: _builtins.int = ...,
         epochs: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        replica_bytes_per_token: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "cause", b"cause", "checkpoint", b"checkpoint", "create_time", b"create_time", "loss", b"loss", "origin", b"origin"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "cause", b"cause", "checkpoint", b"checkpoint", "create_time", b"create_time", "loss", b"loss", "origin", b"origin", "replica_bytes_per_token", b"replica_bytes_per_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "attempt", b"attempt", "cause", b"cause", "checkpoint", b"checkpoint", "create_time", b"create_time", "epochs", b"epochs", "intent", b"intent", "loss", b"loss", "message", b"message", "name", b"name", "num_attempts_without_progress", b"num_attempts_without_progress", "num_steps", b"num_steps", "origin", b"origin", "owner", b"owner", "placement", b"placement", "revision", b"revision", "spec_json", b"spec_json", "state", b"state", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "attempt", b"attempt", "cause", b"cause", "checkpoint", b"checkpoint", "create_time", b"create_time", "epochs", b"epochs", "intent", b"intent", "loss", b"loss", "message", b"message", "name", b"name", "num_attempts_without_progress", b"num_attempts_without_progress", "num_steps", b"num_steps", "origin", b"origin", "owner", b"owner", "placement", b"placement", "replica_bytes_per_token", b"replica_bytes_per_token", "revision", b"revision", "spec_json", b"spec_json", "state", b"state", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    _WhichOneofReturnType__replica_bytes_per_token: _TypeAlias = _typing.Literal["replica_bytes_per_token"]  # noqa: Y015
+    _WhichOneofArgType__replica_bytes_per_token: _TypeAlias = _typing.Literal["_replica_bytes_per_token", b"_replica_bytes_per_token"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__replica_bytes_per_token) -> _WhichOneofReturnType__replica_bytes_per_token | None: ...
 
 Global___Job: _TypeAlias = Job  # noqa: Y015
 

@@ -1,0 +1,23 @@
+"""What replicas over slow links tell each other less of: `[local_updates]`."""
+
+from __future__ import annotations
+
+from phalanx.spec.keys import Mark, Section, key
+
+
+class LocalUpdates(Section):
+    """Each replica (`parallel.dp_replicate`) trains by itself for some steps, then an outer optimizer moves all of them
+    to one place (DiLoCo)."""
+
+    steps: int = key(
+        Mark.IDENTITY,
+        "Steps that each replica trains by itself between two updates of the outer optimizer; 0: replicas sum their "
+        "gradients at every step.",
+        0,
+        unit="steps",
+        ge=0,
+    )
+    outer_lr: float = key(
+        Mark.IDENTITY, "Learning rate of the outer optimizer; 1 with outer_momentum 0 averages the replicas.", 0.7, gt=0
+    )
+    outer_momentum: float = key(Mark.IDENTITY, "Nesterov momentum of the outer optimizer.", 0.9, ge=0, lt=1)

@@ -1,0 +1,66 @@
+"""Keys of what replicas over slow links tell each other."""
+
+from __future__ import annotations
+
+import pytest
+from spec_samples import sample, tables
+
+from phalanx.core.errors import Problems
+from phalanx.spec import parse_job
+from phalanx.spec.changes import When, changes
+
+MOE = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512}}
+MOE["args"]["moe"] = {"num_experts": 8, "top_k": 2, "expert_ffn_dim": 128}
+TEN = {"local_updates__steps": 10, "checkpoint__interval": 20}
+
+
+def refusal(**keys: object) -> str:
+    with pytest.raises(Problems) as told:
+        parse_job(tables(**keys))
+    assert len(told.value.problems) == 1, told.value
+    return str(told.value.problems[0])
+
+
+@pytest.mark.parametrize(
+    ("keys", "where", "text"),
+    [
+        ({**TEN, "training__steps": 45}, "training.steps is 45", "a multiple of local_updates.steps = 10"),
+        ({**TEN, "checkpoint__interval": 15}, "checkpoint.interval is 15", "use 20, or change local_updates.steps"),
+        ({**TEN, "checkpoint__speculative_interval": 5}, "checkpoint.speculative_interval", "hold one model"),
+        ({**TEN, "checkpoint__memory_interval": 5}, "checkpoint.memory_interval", "hold one model"),
+        ({**TEN, "validation__freq": 25}, "validation.freq is 25", "use 30"),
+        ({**TEN, "optimizer__class": "mine:Rule"}, "local_updates.steps is 10", "0 beside optimizer.class"),
+        ({**TEN, "parallel__cpu_offload": True}, "local_updates.steps is 10", "0 beside parallel.cpu_offload"),
+        ({**TEN, "model": MOE}, "local_updates.steps is 10", "0 with experts"),
+        ({**TEN, "parallel__layout": "auto"}, "parallel.layout", "where the number of replicas changes"),
+        ({"local_updates__steps": -1}, "local_updates.steps is -1", "a number at least 0"),
+        ({**TEN, "local_updates__outer_lr": 0.0}, "local_updates.outer_lr", "a number above 0"),
+        ({**TEN, "local_updates__outer_momentum": 1.0}, "local_updates.outer_momentum", "a number below 1"),
+        ({"local_updates__steps": 2.5}, "local_updates.steps", "a whole number"),
+    ],
+)
+def test_what_local_updates_cannot_do_is_one_line(keys: dict[str, object], where: str, text: str) -> None:
+    told = refusal(**keys)
+    assert where in told and text in told
+
+
+def test_every_layout_of_the_replicas_is_taken() -> None:
+    for parallel in (
+        {"dp_replicate": 2},
+        {"dp_replicate": 2, "tp": 2},
+        {"dp_replicate": 2, "pp": 2, "dp_shard": 2},
+        {},
+    ):
+        layout = sample(**TEN, parallel=parallel).layout(8)
+        assert layout.world_size == 8
+
+
+def test_keys_are_no_part_of_the_identity_of_a_job_without_them() -> None:
+    assert "local_updates" not in sample().identity()
+    assert "local_updates" not in sample(local_updates__outer_lr=0.3).identity()
+    assert sample(**TEN).identity()["local_updates"] == {"steps": 10, "outer_lr": 0.7, "outer_momentum": 0.9}
+
+
+def test_change_of_the_steps_is_a_fork() -> None:
+    found = {each.key: each.when for each in changes(sample(checkpoint__interval=20), sample(**TEN))}
+    assert found == {"local_updates.steps": When.FORK}
