@@ -1,12 +1,13 @@
 """The pipeline simulator against the trainer's own pipeline, step for step, and against published bubbles.
 
-python benchmarks/planner/bubble.py [--slower FACTOR] [--steps NUMBER] [--rows FILE.json]
+python benchmarks/planner/bubble.py [--slower FACTOR] [--steps NUMBER] [--alike] [--page FILE.md] [--rows FILE.json]
 
 Four gloo ranks run every schedule through the trainer's pipeline (torch's runtime under it) with stages that sleep for
 set times in forward and in both halves of backward, so that the ranks of one machine don't compete for its cores: what
 is measured is the order, the waiting and the hops. --slower: longer sleeps, for a machine that is busy with other
-things, where waking up takes long. --rows: published rows of category `bubble`
-({"rows": [{"category", "model", "parallel", "measured"}]}) to compare with, beside that.
+things, where waking up takes long. --alike: forward and both halves of backward take the same, for which the papers'
+formulas are exact. --page: a Markdown file whose table of bubbles is written anew. --rows: published rows of category
+`bubble` ({"rows": [{"category", "model", "parallel", "measured"}]}) to compare with, beside that.
 """
 
 from __future__ import annotations
@@ -24,15 +25,18 @@ from pathlib import Path
 from typing import Any
 
 from phalanx.parallel.clock import StepClock
+from phalanx.planner.bubble_formulas import bubble_by_formula
 from phalanx.planner.pipeline import StageCosts, simulate
 
 RANKS, MICRO_BATCHES = 4, 8
 # Seconds of a whole rank's layers: a forward, and the halves of its backward.
-FORWARD_S, INPUT_S, WEIGHT_S = 0.040, 0.048, 0.032
+PARTS_S, PARTS_ALIKE_S = (0.040, 0.048, 0.032), (0.040, 0.040, 0.040)
+BEGIN, END = "<!-- bubbles: begin -->", "<!-- bubbles: end -->"
 SCHEDULES = (
     ("gpipe", 1),
     ("1f1b", 1),
     ("interleaved_1f1b", 2),
+    ("looped_bfs", 2),
     ("interleaved_zero_bubble", 2),
     ("zbv", 2),
     ("dualpipev", 2),
@@ -44,22 +48,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--slower", type=float, default=1.0)
     parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--alike", action="store_true")
+    parser.add_argument("--page", type=Path)
     parser.add_argument("--rows", type=Path)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--store", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.rank is not None:
-        run_rank(options.rank, options.store, options.steps, options.slower)
+        run_rank(options.rank, options.store, options.steps, options.slower, alike=options.alike)
         return
-    compare_with_trainer(options.steps, options.slower)
+    table = compare_with_trainer(options.steps, options.slower, alike=options.alike)
+    print(table)
+    if options.page is not None:
+        before, rest = options.page.read_text().split(BEGIN)
+        options.page.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
     if options.rows is not None:
         compare_with_rows(json.loads(options.rows.read_text())["rows"])
 
 
-def compare_with_trainer(steps: int, slower: float) -> None:
+def parts_of(slower: float, *, alike: bool) -> list[float]:
+    return [seconds * slower for seconds in (PARTS_ALIKE_S if alike else PARTS_S)]
+
+
+def compare_with_trainer(steps: int, slower: float, *, alike: bool) -> str:
+    """A Markdown table, a line a schedule."""
     with tempfile.TemporaryDirectory() as folder:
         told = ["--steps", str(steps), "--slower", str(slower), "--store", f"{folder}/store"]
-        command = [sys.executable, __file__, *told, "--rank"]
+        command = [sys.executable, __file__, *told, *(["--alike"] if alike else []), "--rank"]
         ranks = [
             subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
             for rank in range(RANKS)
@@ -70,27 +85,31 @@ def compare_with_trainer(steps: int, slower: float) -> None:
             for rank in ranks:
                 rank.kill()
     measured = json.loads(said[0])
-    print(f"{RANKS} ranks, {MICRO_BATCHES} micro-batches; median of {steps} steps of the trainer's pipeline")
-    print("| schedule | measured, s | simulated, s | off | measured bubble | simulated bubble |")
-    print("|---|---|---|---|---|---|")
-    work_s = MICRO_BATCHES * (FORWARD_S + INPUT_S + WEIGHT_S) * slower
+    parts = parts_of(slower, alike=alike)
+    lines = [
+        f"{RANKS} ranks, {MICRO_BATCHES} micro-batches, forward {parts[0]:.3f} s, backward {parts[1]:.3f} s for inputs "
+        f"and {parts[2]:.3f} s for weights; median of {steps} steps of the trainer's pipeline.",
+        "",
+        "| schedule | step, s | simulated, s | off | bubble measured | by formula | simulated |",
+        "|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    work_s = MICRO_BATCHES * sum(parts)
     for schedule, per_rank in SCHEDULES:
-        run = simulate(schedule, RANKS, per_rank, MICRO_BATCHES, costs_of(per_rank, slower))
-        step_s = measured[schedule]
-        bubble = 1 - work_s / step_s
-        print(
+        run = simulate(schedule, RANKS, per_rank, MICRO_BATCHES, costs_of(per_rank, parts))
+        step_s, idle_s = measured[schedule], bubble_by_formula(schedule, RANKS, per_rank, *parts)
+        lines.append(
             f"| {schedule} | {step_s:.3f} | {run.makespan_s:.3f} | {run.makespan_s / step_s - 1:+.1%} "
-            f"| {bubble:.1%} | {run.bubble_fraction:.1%} |"
+            f"| {1 - work_s / step_s:.1%} | {idle_s / (work_s + idle_s):.1%} | {run.bubble_fraction:.1%} |"
         )
+    return "\n".join(lines)
 
 
-def costs_of(per_rank: int, slower: float) -> StageCosts:
-    each = (seconds * slower / per_rank for seconds in (FORWARD_S, INPUT_S, WEIGHT_S))
-    even = StageCosts.even(RANKS * per_rank, *each)
+def costs_of(per_rank: int, parts: list[float]) -> StageCosts:
+    even = StageCosts.even(RANKS * per_rank, *(seconds / per_rank for seconds in parts))
     return StageCosts(even.forward_s, even.input_s, even.weight_s, first_is_whole=True)
 
 
-def run_rank(rank: int, store: Path, steps: int, slower: float) -> None:
+def run_rank(rank: int, store: Path, steps: int, slower: float, *, alike: bool) -> None:
     """Every schedule on one rank; rank 0 prints {schedule: seconds of a step}."""
     import torch.distributed as dist
 
@@ -101,13 +120,14 @@ def run_rank(rank: int, store: Path, steps: int, slower: float) -> None:
         world_size=RANKS,
         timeout=timedelta(seconds=DEADLINE_S),
     )
-    found = {schedule: step_seconds(schedule, per_rank, rank, steps, slower) for schedule, per_rank in SCHEDULES}
+    parts = parts_of(slower, alike=alike)
+    found = {schedule: step_seconds(schedule, per_rank, rank, steps, parts) for schedule, per_rank in SCHEDULES}
     dist.destroy_process_group()
     if rank == 0:
         print(json.dumps(found))
 
 
-def step_seconds(schedule: str, per_rank: int, rank: int, steps: int, slower: float) -> float:
+def step_seconds(schedule: str, per_rank: int, rank: int, steps: int, parts: list[float]) -> float:
     import torch
     import torch.distributed as dist
 
@@ -121,8 +141,8 @@ def step_seconds(schedule: str, per_rank: int, rank: int, steps: int, slower: fl
     mesh = build_mesh(Layout(pp=RANKS), "cpu", schedule=schedule)
     shapes = [StageShapes(shape, shape, torch.float32) for _ in range(num_stages)]
     indices = stages_of(schedule, RANKS, rank, per_rank)
-    pace = {"slower": 0.0}  # the first step, which connects the ranks, does not sleep
-    modules = [sleeping_stage(FORWARD_S / per_rank, INPUT_S / per_rank, WEIGHT_S / per_rank, pace) for _ in indices]
+    pace = {"share": 0.0}  # the first step, which connects the ranks, does not sleep
+    modules = [sleeping_stage(*(seconds / per_rank for seconds in parts), pace) for _ in indices]
     clock = StepClock(torch.device("cpu"))
     pipeline = Pipeline(modules, indices, shapes, mesh, lambda output, target, valid_tokens: output.sum(), clock)
     tokens = torch.zeros((MICRO_BATCHES, 2), dtype=torch.int64)
@@ -134,7 +154,7 @@ def step_seconds(schedule: str, per_rank: int, rank: int, steps: int, slower: fl
         pipeline.step(batch, 1)
         dist.barrier()
         taken.append(time.monotonic() - started)
-        pace["slower"] = slower
+        pace["share"] = 1.0
     return statistics.median(taken[1:])
 
 
@@ -150,7 +170,7 @@ def sleeping_stage(forward_s: float, input_s: float, weight_s: float, pace: dict
 
         @staticmethod
         def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-            time.sleep(ctx.seconds * pace["slower"])
+            time.sleep(ctx.seconds * pace["share"])
             return gradient, None
 
     class Stage(torch.nn.Module):
@@ -159,7 +179,7 @@ def sleeping_stage(forward_s: float, input_s: float, weight_s: float, pace: dict
             self.weight = torch.nn.Parameter(torch.ones(2))
 
         def forward(self, value: torch.Tensor, **_: Any) -> torch.Tensor:
-            time.sleep(forward_s * pace["slower"])
+            time.sleep(forward_s * pace["share"])
             if not value.dtype.is_floating_point:
                 # The first stage has no gradient of its input: its two halves come together.
                 return value * Sleep.apply(self.weight, input_s + weight_s)
