@@ -8,7 +8,6 @@ this process's own says nothing, and LOCAL_FORCED in any case. A server that die
 from __future__ import annotations
 
 import os
-import select
 import socket
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.gang.gang import Gang
 from phalanx.gang.network import listen, network_environ
 from phalanx.gang.order import GangOrder, Rendezvous
-from phalanx.gang.wire import LineBuffer, receive, send_order
+from phalanx.gang.wire import LineBuffer, is_readable, receive, send_order
 
 LOCAL_DEFAULTS: Mapping[str, str] = {
     "OMP_NUM_THREADS": "1",
@@ -199,8 +198,7 @@ class ForkServer:
         assert self._channel is not None
         end_s = time.monotonic() + deadline_s
         while True:
-            readable, _, _ = select.select([self._channel], [], [], max(0.0, end_s - time.monotonic()))
-            if not readable:
+            if not is_readable(self._channel, max(0.0, end_s - time.monotonic())):
                 remedy = f"; {self._remedy}" if self._remedy else ""
                 raise OutsideError(f"the fork server gave no answer within {deadline_s:g} s{remedy}")
             data, _ = receive(self._channel)

@@ -17,7 +17,7 @@ import gc
 import importlib
 import logging
 import os
-import select
+import selectors
 import signal
 import socket
 import sys
@@ -56,6 +56,9 @@ class Server:
         self._wake_read, self._wake_write = os.pipe()
         for fd in (self._wake_read, self._wake_write):
             os.set_blocking(fd, False)
+        self._selector = selectors.PollSelector()
+        for source in (channel, self._wake_read):
+            self._selector.register(source, selectors.EVENT_READ)
         signal.signal(signal.SIGCHLD, _noop)
         signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
@@ -69,8 +72,7 @@ class Server:
         self._kill_all()
 
     def _turn(self) -> bool:
-        sources: list[socket.socket | int] = [self._channel, self._wake_read]
-        readable, _, _ = select.select(sources, [], [], self._until_next_kill_s())
+        readable = {key.fileobj for key, _ in self._selector.select(self._until_next_kill_s())}
         if self._wake_read in readable:
             with suppress(BlockingIOError):
                 os.read(self._wake_read, 4096)

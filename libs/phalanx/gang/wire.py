@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import selectors
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -62,6 +63,15 @@ def send_order(channel: socket.socket, message: Mapping[str, Any], fds: Sequence
     data = encode(message)
     sent = socket.send_fds(channel, [data], list(fds)) if fds else 0
     channel.sendall(data[sent:])
+
+
+def is_readable(channel: socket.socket, timeout_s: float) -> bool:
+    """Whether something has come, or the other side is gone, within the time; whatever number the descriptor has, which
+    select(2) limits to 1,023.
+    """
+    with selectors.PollSelector() as selector:
+        selector.register(channel, selectors.EVENT_READ)
+        return bool(selector.select(timeout_s))
 
 
 def receive(channel: socket.socket) -> tuple[bytes, list[int]]:

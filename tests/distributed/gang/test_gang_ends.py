@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pty
+import resource
 import signal
 import time
 from pathlib import Path
@@ -185,6 +186,22 @@ def test_gang_debug_rank_talks_to_the_terminal(plain_server, tmp_path):
     os.close(terminal)
     assert answers == [{"answer": "Ada", "tty": True}]
     assert gang.order.log_path(1).exists() and not gang.order.log_path(0).exists()
+
+
+def test_gang_of_a_parent_with_more_descriptors_than_select_takes():
+    """As an agent's may be that holds many gangs, logs and connections: select(2) takes none above 1,023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert hard > 1200, "this machine lets a process hold too few descriptors"
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1024)]
+    try:
+        with ForkServer((), {"PYTHONPATH": str(Path(__file__).parent)}) as server:
+            results = run_gang(server, 2, "gang_entries:echo", {"a": 1})
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert [result["rank"] for result in results] == [0, 1]
 
 
 def test_server_that_is_not_ready_in_time_says_how_to_wait_longer(tmp_path):
