@@ -27,13 +27,17 @@ from phalanx.trainer.optimizer import optimizer_of
 
 SEQ_LEN, NUM_WINDOWS = 128, 4
 MODEL = {"dim": 128, "n_layers": 12, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 352, "vocab_size": 512}
-CASES: Mapping[str, tuple[dict[str, Any], str]] = {
+# Keys of [parallel], then mode and `every` of [activation_checkpoint].
+CASES: Mapping[str, tuple[Any, ...]] = {
     "zero 1, four micro-batches": ({"zero": 1}, "none"),
     "zero 1, one micro-batch": ({"zero": 1, "local_batch_size": 4}, "none"),
     "zero 2": ({"zero": 2}, "none"),
     "zero 3": ({"zero": 3}, "none"),
     "zero 3, one micro-batch": ({"zero": 3, "local_batch_size": 4}, "none"),
     "zero 3, recompute": ({"zero": 3, "local_batch_size": 4}, "full"),
+    "zero 3, every third": ({"zero": 3, "local_batch_size": 4}, "full", 3),
+    "zero 3, selective": ({"zero": 3, "local_batch_size": 4}, "selective"),
+    "zero 3, selective, every other": ({"zero": 3, "local_batch_size": 4}, "selective", 2),
 }
 
 
@@ -41,16 +45,16 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("gloo", init_method=f"file://{Path(folder) / 'store'}", rank=0, world_size=1)
-        for name, (parallel, recompute) in CASES.items():
-            job = make_job(parallel, recompute)
+        for name, case in CASES.items():
+            job = make_job(*case)
             (planned,) = rank_memory(model_shape(job), job.layout(1), run_shape(job), runtime_bytes=0)
             found = peak(job)
-            print(f"{name:28} allocated {found:12,}  planned {planned.total_bytes:12,}  ", end="")
+            print(f"{name:31} allocated {found:12,}  planned {planned.total_bytes:12,}  ", end="")
             print(f"{planned.total_bytes / found - 1:+.1%}", flush=True)
         dist.destroy_process_group()
 
 
-def make_job(parallel: Mapping[str, Any], recompute: str) -> Job:
+def make_job(parallel: Mapping[str, Any], recompute: str, every: int = 1) -> Job:
     """A job on one rank."""
     training = {"seq_len": SEQ_LEN, "steps": 1, "global_batch_size": NUM_WINDOWS, "seed": 1}
     return parse_job(
@@ -61,7 +65,7 @@ def make_job(parallel: Mapping[str, Any], recompute: str) -> Job:
             "training": training | {"mixed_precision_param": "float32"},
             "optimizer": {"lr": 1e-3},
             "parallel": parallel,
-            "activation_checkpoint": {"mode": recompute},
+            "activation_checkpoint": {"mode": recompute, "every": every},
             "cluster": {"nproc": 1},
         }
     )

@@ -93,7 +93,7 @@ class ParallelModel:
         for stage in self.stages:
             if self.device.type == "cpu":
                 widen_linears(stage)
-            prepare_blocks(stage, recompute=job.activation_checkpoint.mode == "full", compiled=job.compile.enable)
+            prepare_blocks(stage, job.activation_checkpoint, compiled=job.compile.enable)
         reduce_dtype = _DTYPES[job.training.mixed_precision_reduce]
         for stage in self.stages:
             offloaded, apart = job.parallel.cpu_offload, job.has_apart_replicas

@@ -25,11 +25,12 @@ from torch.distributed.fsdp import (
     fully_shard,
 )
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 
 from phalanx.core.box import Box, HeldTensor
 from phalanx.parallel.mesh import Mesh
+from phalanx.parallel.recompute import recomputing
 from phalanx.parallel.tensor import TensorSlices
+from phalanx.spec.parallel import ActivationCheckpoint
 
 
 def shard(
@@ -62,21 +63,23 @@ def blocks_of(module: nn.Module) -> list[nn.Module]:
     """The repeated blocks of a model or a stage: its `layers` (ModuleDict, ModuleList or Sequential), none where it has
     no such.
     """
+    return [block for _, block in _numbered_blocks(module)]
+
+
+def _numbered_blocks(module: nn.Module) -> list[tuple[int, nn.Module]]:
+    """Blocks with their numbers: in the whole model, where the stage names them so, else in this module."""
     layers = getattr(module, "layers", None)
-    if isinstance(layers, nn.ModuleDict):
-        return list(layers.values())
-    return list(layers) if isinstance(layers, nn.ModuleList | nn.Sequential) else []
+    if not isinstance(layers, nn.ModuleDict | nn.ModuleList | nn.Sequential):
+        return []
+    named = list(layers.named_children())
+    return [(int(name) if name.isdecimal() else place, block) for place, (name, block) in enumerate(named)]
 
 
-def prepare_blocks(module: nn.Module, *, recompute: bool, compiled: bool) -> None:
-    """Make each block compute its inside again in backward (with the random numbers of its forward), or compile it,
-    without a wrapper that would change names.
-    """
-    for block in blocks_of(module):
+def prepare_blocks(module: nn.Module, recompute: ActivationCheckpoint, *, compiled: bool) -> None:
+    """Make blocks compute their inside again in backward, or compile them, without a wrapper that changes names."""
+    for number, block in _numbered_blocks(module):
         forward = torch.compile(block.forward) if compiled else block.forward
-        if recompute:
-            forward = partial(checkpoint, forward, use_reentrant=False)
-        block.forward = forward
+        block.forward = recomputing(forward, recompute.mode if number % recompute.every == 0 else "none")
 
 
 def sharded_modules(module: nn.Module) -> Iterator[FSDPModule]:

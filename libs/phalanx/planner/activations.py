@@ -11,14 +11,17 @@ head; over tp
 - norms of heads, where there are: (4 + b) (w + kv), with kv = n_kv_heads x head_dim; over tp
 - SwiGLU: w1 x, silu of it, w3 x, their product: 4 b f; over tp
 - experts: each token's copy for each of its top_k: b d top_k, and fp32 router scores 4 E
-Backward holds the gradients of one layer's inside beside it, which go as they come: half of it. Full recompute keeps
-the input of each layer, b d over tp, and one layer's inside while it is computed again.
+Backward holds the gradients of one layer's inside beside it, which go as they come: half of it.
+
+A recomputed layer keeps its input, b d over tp, and its inside exists while it is computed again. Selective recompute
+also keeps what products and attention give: queries, keys and values b (w + 2 kv), the attention's output and fp32 sums
+b w + 4 heads, w1 x and w3 x 2 b f, all over tp, and the two outputs of width d before they are summed over tp, 2 b d.
 """
 
 from __future__ import annotations
 
 from phalanx.planner.shape import ModelShape, RunShape
-from phalanx.planner.stages import PipelinePosition, stage_passes_in_flight
+from phalanx.planner.stages import PipelinePosition, layers_of_stages, stage_passes_in_flight
 from phalanx.spec.layout import Layout
 
 # Logits in computation type, their fp32 copy for the loss, and its gradient.
@@ -40,17 +43,46 @@ def layer_bytes_per_token(model: ModelShape, layout: Layout, param_bytes: int) -
     return norms + gathered + heads + routing + 4 * param_bytes * passed / layout.tp
 
 
+def kept_bytes_per_token(model: ModelShape, layout: Layout, run: RunShape) -> float:
+    """Bytes that one token leaves behind in one layer that is recomputed."""
+    kept = _input_bytes(model, layout, run)
+    if not run.keeps_products:
+        return kept
+    width, heads = model.n_heads * model.head_dim, model.n_heads + 2 * model.n_kv_heads
+    passed = model.ffn_dim
+    if model.num_experts:
+        passed = model.expert_ffn_dim * (model.top_k + model.num_shared_experts)
+    cut = run.param_bytes * (heads * model.head_dim + width + 2 * passed) + 4 * model.n_heads
+    return kept + cut / layout.tp + 2 * run.param_bytes * model.dim
+
+
+def _input_bytes(model: ModelShape, layout: Layout, run: RunShape) -> float:
+    return run.param_bytes * model.dim / layout.tp
+
+
+def _is_again(layer: int, run: RunShape) -> bool:
+    return run.recompute and layer % run.recompute_every == 0
+
+
+def _more_in_backward(layers: range, run: RunShape, in_layer: float, computed_again: float) -> float:
+    """What recompute needs at most beyond what backward has freed until then: layers after the last recomputed one."""
+    last = next((layer for layer in reversed(layers) if _is_again(layer, run)), None)
+    return 0.0 if last is None else max(computed_again - (layers.stop - 1 - last) * in_layer, 0.0)
+
+
 def activation_bytes(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition) -> int:
     """Peak bytes at a pipeline position: what is kept for every pass in flight, one layer's inside, mask, and the
     head's logits."""
     tokens = run.seq_len * run.local_batch_size // layout.cp
     in_layer = layer_bytes_per_token(model, layout, run.param_bytes)
-    kept = run.param_bytes * model.dim / layout.tp if run.recompute else in_layer
-    layers_per_stage = max(position.layers_by_stage)
+    again = kept_bytes_per_token(model, layout, run)
+    computed_again = in_layer - (again - _input_bytes(model, layout, run))
+    stages = layers_of_stages(model, layout, run, position)
+    kept = max(sum(again if _is_again(layer, run) else in_layer for layer in layers) for layers in stages)
+    inside = 0.5 * in_layer + max(_more_in_backward(layers, run, in_layer, computed_again) for layers in stages)
     passes = stage_passes_in_flight(layout, run, position.pp_rank)
-    inside = 1.5 * in_layer if run.recompute else 0.5 * in_layer
     mask = run.local_batch_size * run.seq_len**2 // layout.cp if run.document_mask else 0
-    total = tokens * (passes * layers_per_stage * kept + inside) + passes * mask
+    total = tokens * (passes * kept + inside) + passes * mask
     if position.is_last:
         columns = model.vocab_size / layout.tp
         chunk = min(run.chunk_tokens or tokens, tokens)

@@ -77,7 +77,7 @@ def _on_cpus(job: Job, world_size: int) -> Chosen:
 
 def _on_gpus(job: Job, world_size: int, gpu: Gpu, gpus_per_node: int | None) -> Chosen:
     search = new_search(job, model_shape(job), run_shape(job), world_size, gpu, gpus_per_node=gpus_per_node)
-    best, memory = _best(search.task, search.limit_bytes, job.activation_checkpoint.mode == "full")
+    best, memory = _best(search.task, search.limit_bytes, job.activation_checkpoint.mode != "none")
     why = f"{seconds(best.step.total_s)} a step on {gpu.name}, {memory_line(memory, gpu.memory_bytes)}"
     said = f"layout for {_ranks(world_size)}: {layout_line(best.candidate)} ({why})"
     return Chosen(as_stated(job, best.candidate), said)
@@ -104,7 +104,7 @@ def as_stated(job: Job, candidate: Candidate) -> Job:
     keys |= {"zero": run.zero, "local_batch_size": run.local_batch_size}
     if layout.pp > 1:
         keys |= {"schedule": run.schedule, "stages_per_rank": run.stages_per_rank, "stage_split": run.stage_split}
-    mode = job.activation_checkpoint.model_copy(update={"mode": "full" if run.recompute else "none"})
+    mode = job.activation_checkpoint.model_copy(update={"mode": run.recompute_mode})
     return _laid_out(job, **keys).model_copy(update={"activation_checkpoint": mode})
 
 

@@ -34,11 +34,11 @@ class TokenFlops:
         return self.model + self.recompute
 
 
-def token_flops(model: ModelShape, seq_len: int, *, causal: bool, recompute: bool = False) -> TokenFlops:
+def token_flops(model: ModelShape, seq_len: int, *, causal: bool, recompute: float = 0.0) -> TokenFlops:
     """Operations for one token in windows of `seq_len` (document boundaries, which only lower them, are not counted).
 
-    causal: whether masked scores are left out. recompute: the inside of every layer once more; the head is never
-    recomputed.
+    causal: whether masked scores are left out. recompute: share of the layers whose inside is computed once more,
+    0 to 1; the head is never.
     """
     counts = count_parameters(model)
     head = model.vocab_size * model.dim
@@ -46,7 +46,7 @@ def token_flops(model: ModelShape, seq_len: int, *, causal: bool, recompute: boo
     keys = model.mean_keys(seq_len, causal=causal)
     in_layers = 2.0 * layers + 2.0 * model.n_layers * (model.score_width + model.value_width) * keys
     forward = in_layers + 2.0 * head
-    return TokenFlops(forward, 2 * forward, in_layers if recompute else 0.0)
+    return TokenFlops(forward, 2 * forward, recompute * in_layers)
 
 
 def training_days(parameters: float, tokens: float, gpus: int, flops_per_gpu: float, *, recompute: bool) -> float:

@@ -56,7 +56,9 @@ def run_shape(job: Job) -> RunShape:
         zero=job.parallel.zero,
         schedule=job.parallel.schedule,
         stages_per_rank=job.parallel.stages_per_rank,
-        recompute=job.activation_checkpoint.mode == "full",
+        recompute=job.activation_checkpoint.mode != "none",
+        recompute_every=job.activation_checkpoint.every,
+        keeps_products=job.activation_checkpoint.mode == "selective",
         document_mask=job.data.document_mask and job.model.attn_backend == "sdpa",
         chunk_tokens=job.loss.chunk_tokens,
         cp_comm_type=job.parallel.cp_comm_type,
@@ -81,8 +83,9 @@ def new_search(
 ) -> Search:
     """The search over a job's model and batch on `gpus` GPUs of its kind, within what the trainer runs. gpus_per_node:
     where it is another number than the job's."""
-    # A compiled backward can't be split.
-    refused = ZERO_BUBBLE_SCHEDULES if job.compile.enable else ()
+    # The backward of what is compiled or selectively recomputed can't be split.
+    splits = not job.compile.enable and job.activation_checkpoint.mode != "selective"
+    refused = () if splits else ZERO_BUBBLE_SCHEDULES
     task = Task(
         model=model,
         # Lengths that were stated are of one number of stages.

@@ -61,7 +61,11 @@ def layer_time(place: Place, *, dense: bool) -> LayerTime:
     backward += attention_backward + 2 * moved
     host = chip.calibration.layer_s if dense or chip.software.graphs else chip.calibration.routed_s
     forward, backward = max(forward, host), max(backward, 1.5 * host)
-    recompute = forward if run.recompute else attention_forward if run.recompute_attention else 0.0
+    recompute = run.products_again * forward
+    if run.keeps_products:
+        recompute = run.layers_again * moved
+    elif run.recompute_attention and not run.recompute:
+        recompute = attention_forward
     recompute = max(recompute, run.recompute_share * forward)
     return LayerTime(
         forward=forward,
@@ -171,7 +175,7 @@ def _tensor_traffic(place: Place, compute_s: float) -> float:
     group = place.cluster.group(tp, 1, constants.nvlink_share, constants.network_share)
     num_bytes = 2 * place.tokens * place.model.dim
     one = 2 * all_gather_s(num_bytes, group) if run.sequence_parallel else all_reduce_s(num_bytes, group)
-    seconds = (6 if run.recompute else 4) * one
+    seconds = (4 + 2 * run.layers_again) * one
     if place.chip.software.overlaps_tensor and run.sequence_parallel:
         return seen(seconds, compute_s, constants.exposed_tensor)
     return seconds
@@ -188,10 +192,10 @@ def _context_traffic(place: Place, attention_s: float) -> float:
     if place.run.cp_comm_type == "a2a":  # queries, keys, values there and the result back; nothing runs beside it
         kv_heads = max(model.n_kv_heads, cp * place.layout.tp)
         width = 2 * (model.n_heads + kv_heads) * model.head_dim / place.layout.tp
-        return (3 if place.run.recompute else 2) * all_to_all_s(2 * place.tokens * width, group)
+        return (2 + place.run.layers_again) * all_to_all_s(2 * place.tokens * width, group)
     per_token = 4 * model.n_kv_heads * model.head_dim / place.layout.tp
     num_bytes = per_token * place.run.seq_len * place.run.local_batch_size
-    passes = 4 if place.run.recompute else 3
+    passes = 3 + place.run.layers_again
     return seen(passes * all_gather_s(num_bytes, group), attention_s, constants.exposed_tensor)
 
 
@@ -203,7 +207,7 @@ def _expert_traffic(place: Place) -> float:
         return 0.0
     group = place.cluster.group(layout.ep, layout.tp, constants.nvlink_share, constants.network_share)
     num_bytes = 2 * place.tokens * model.top_k * model.dim / place.norm_shards
-    return (6 if place.run.recompute else 4) * all_to_all_s(num_bytes, group)
+    return (4 + 2 * place.run.layers_again) * all_to_all_s(num_bytes, group)
 
 
 def seen(traffic_s: float, compute_s: float, exposed: float) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from phalanx.planner.layouts import Candidate
 from phalanx.planner.memory import RankMemory
 from phalanx.planner.search import Estimate, Search
+from phalanx.planner.shape import RunShape
 from phalanx.planner.time import StepTime
 
 _GIB = 2**30
@@ -63,7 +64,15 @@ def layout_line(candidate: Candidate) -> str:
     how = [f"zero {run.zero}", f"micro-batch {run.local_batch_size}"]
     if layout.pp > 1:
         how.append(schedule_line(candidate))
-    return ", ".join([*axes, *how, "full recompute" if run.recompute else "no recompute"])
+    return ", ".join([*axes, *how, recompute_line(run)])
+
+
+def recompute_line(run: RunShape) -> str:
+    """What of which layers is computed again."""
+    if not run.recompute:
+        return "no recompute"
+    every = f" of every {run.recompute_every} layers' first" if run.recompute_every > 1 else ""
+    return f"{run.recompute_mode} recompute{every}"
 
 
 def schedule_line(candidate: Candidate) -> str:
@@ -144,7 +153,7 @@ _KEYS: dict[str, Callable[[Candidate], object]] = {
     "ep": lambda each: each.layout.ep,
     "zero": lambda each: each.run.zero,
     "micro-batch": lambda each: each.run.local_batch_size,
-    "recompute": lambda each: "full" if each.run.recompute else "none",
+    "recompute": lambda each: each.run.recompute_mode,
     "schedule": lambda each: each.run.schedule if each.layout.pp > 1 else "none",
 }
 
@@ -161,5 +170,7 @@ def parallel_section(candidate: Candidate) -> str:
         lines += [f'schedule = "{run.schedule}"', f"stages_per_rank = {run.stages_per_rank}"]
         lines += ['stage_split = "even"'] if run.stage_split == "even" else []
     lines.append(f"local_batch_size = {run.local_batch_size}")
-    mode = "full" if run.recompute else "none"
-    return "\n".join([*lines, "", "[activation_checkpoint]", f'mode = "{mode}"']) + "\n"
+    lines += ["", "[activation_checkpoint]", f'mode = "{run.recompute_mode}"']
+    if run.recompute and run.recompute_every > 1:
+        lines.append(f"every = {run.recompute_every}")
+    return "\n".join(lines) + "\n"

@@ -89,7 +89,8 @@ class RunShape:
     """How a model is trained, as far as memory and time depend on it.
 
     zero: 0 (nothing sharded) to 3. schedule: of the pipeline, as pipeline_order names them. recompute: the inside of
-    every layer; recompute_attention: only the attention's scores and their neighbours; recompute_share: of a layer's
+    every `recompute_every`-th layer, without its matrix products and attention where keeps_products;
+    recompute_attention: only the attention's scores and their neighbours; recompute_share: of a layer's
     operations that are computed again where `recompute` is off. param_bytes: of one weight in forward and backward;
     reduce_bytes: of one gradient on the wire. precision: of the matrix products, as compute names them.
     sequence_parallel: norms and residuals cut over tp. offloaded: share of the optimizer state, 0 to 1, that lies in
@@ -120,3 +121,20 @@ class RunShape:
     cpu_offload: bool = False
     stage_split: str | tuple[int, ...] = "even"
     local_steps: int = 0
+    recompute_every: int = 1
+    keeps_products: bool = False
+
+    @property
+    def recompute_mode(self) -> str:
+        """As `[activation_checkpoint] mode` names it."""
+        return "none" if not self.recompute else "selective" if self.keeps_products else "full"
+
+    @property
+    def layers_again(self) -> float:
+        """Share of the layers whose inside is computed again, 0 to 1."""
+        return 1 / self.recompute_every if self.recompute else 0.0
+
+    @property
+    def products_again(self) -> float:
+        """Share of the layers whose matrix products are computed again, 0 to 1."""
+        return 0.0 if self.keeps_products else self.layers_again

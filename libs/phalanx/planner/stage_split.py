@@ -49,7 +49,7 @@ def stage_layers(model: ModelShape, pp: int, run: RunShape) -> tuple[int, ...]:
 
 def end_costs(model: ModelShape, run: RunShape) -> tuple[float, float]:
     """What embedding and head cost, in layers."""
-    flops = token_flops(model, run.seq_len, causal=True, recompute=run.recompute)
+    flops = token_flops(model, run.seq_len, causal=True, recompute=run.products_again)
     head = 3 * 2.0 * model.vocab_size * model.dim
     layer = (flops.hardware - head) / model.n_layers
     return 2.0 * model.dim / layer, head / layer

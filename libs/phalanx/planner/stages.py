@@ -41,6 +41,13 @@ def positions(model: ModelShape, layout: Layout, run: RunShape) -> tuple[Pipelin
     return tuple(placed)
 
 
+def layers_of_stages(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition) -> tuple[range, ...]:
+    """Numbers of the layers that each stage of a pipeline rank holds."""
+    counts = stage_layers(model, layout.pp, run)
+    starts = [sum(counts[:stage]) for stage in position.stages]
+    return tuple(range(start, start + counts[stage]) for start, stage in zip(starts, position.stages, strict=True))
+
+
 def num_micro_batches(layout: Layout, run: RunShape) -> int:
     """Micro-batches of one step: ceil(global / (dp x local)), with a pipeline rounded up to what the schedule
     admits."""

@@ -15,6 +15,7 @@ from phalanx.spec.keys import LARGEST_INTEGER, bound_text
 from phalanx.spec.layout import Layout, window_parts
 from phalanx.spec.model import ROPE_SCALING_KEYS, ModelArgs
 from phalanx.spec.parallel import AXES, CHOSEN, MULTI_STAGE_SCHEDULES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Parallel
+from phalanx.spec.recompute_checks import recompute_findings
 from phalanx.spec.replica_checks import layout_findings, replica_findings
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
     findings += _pipeline(job, layout)
     findings += [*kernel_findings(job), *loss_findings(job), *context_findings(job, layout)]
     findings += replica_findings(job)
+    findings += recompute_findings(job, layout)
     return findings
 
 

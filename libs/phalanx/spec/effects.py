@@ -18,7 +18,14 @@ def without_effect(
 
     under_torchrun: also keys that only `phalanx run` reads. under_services: without those that only services read.
     """
-    rules = [*_layout_rules(job, layout), *_schedule_rules(job), *_rules(job), *_mixture_rules(job), *_own_rules(job)]
+    rules = [
+        *_layout_rules(job, layout),
+        *_recompute_rules(job),
+        *_schedule_rules(job),
+        *_rules(job),
+        *_mixture_rules(job),
+        *_own_rules(job),
+    ]
     if under_torchrun:
         rules += _torchrun_rules(job)
     if not under_services:
@@ -28,6 +35,12 @@ def without_effect(
 
 
 Rule = tuple[bool, str, str]
+
+
+def _recompute_rules(job: Job) -> Iterator[Rule]:
+    recompute = job.activation_checkpoint
+    is_set = "every" in recompute.model_fields_set and recompute.every > 1
+    yield recompute.mode == "none" and is_set, "activation_checkpoint.every", 'activation_checkpoint.mode is "none"'
 
 
 def _layout_rules(job: Job, layout: Layout) -> Iterator[Rule]:

@@ -122,7 +122,19 @@ class Cluster(Section):
 class ActivationCheckpoint(Section):
     """Recompute of activations: the same numbers for less memory and more time."""
 
-    mode: Literal["none", "full"] = key(Mark.FREE, "Whether each layer's inside is computed again in backward.", "none")
+    mode: Literal["none", "selective", "full"] = key(
+        Mark.FREE,
+        "What of a layer's inside is computed again in backward: nothing; all but the outputs of matrix products and "
+        "of attention; all.",
+        "none",
+    )
+    every: int = key(
+        Mark.FREE,
+        "Which layers are recomputed: those whose number in the whole model, counted from 0, is a multiple of this.",
+        1,
+        unit="layers",
+        gt=0,
+    )
 
 
 class Compile(Section):

@@ -219,8 +219,8 @@ def make_plan(job: Job, world_size: int) -> Plan:
     return Plan(
         layout=layout,
         parameters=planner.count_parameters(model),
-        causal=planner.token_flops(model, run.seq_len, causal=True, recompute=run.recompute),
-        full=planner.token_flops(model, run.seq_len, causal=False, recompute=run.recompute),
+        causal=planner.token_flops(model, run.seq_len, causal=True, recompute=run.products_again),
+        full=planner.token_flops(model, run.seq_len, causal=False, recompute=run.products_again),
         micro_batches=planner.num_micro_batches(layout, run),
         tokens_per_step=run.global_batch_size * run.seq_len,
         memory=planner.rank_memory(model, layout, run, planner.RUNTIME_BYTES if job.cluster.device == "cuda" else 0),

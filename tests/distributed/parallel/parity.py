@@ -51,7 +51,7 @@ def make_job(case: Mapping[str, Any]) -> Job:
             | {"mixed_precision_param": case.get("dtype", "float32")},
             "optimizer": {"lr": 1e-3},
             "parallel": case.get("parallel", {}),
-            "activation_checkpoint": {"mode": case.get("recompute", "none")},
+            "activation_checkpoint": {"mode": case.get("recompute", "none"), "every": case.get("every", 1)},
             "loss": {"chunk_tokens": case.get("chunk_tokens", 0)},
             "compile": {"enable": case.get("compile", False)},
             "cluster": {"nproc": case["world_size"]},

@@ -67,6 +67,9 @@ def test_a_recompute_that_is_stated_stays_and_one_that_is_not_is_chosen():
     assert with_layout(automatic("1b-8gpu"), 8).activation_checkpoint.mode == "none"
     stated = automatic("1b-8gpu", activation_checkpoint={"mode": "full"})
     assert with_layout(stated, 8).activation_checkpoint.mode == "full"
+    selective = {"mode": "selective", "every": 2}
+    chosen = with_layout(automatic("1b-8gpu", activation_checkpoint=selective, compile={"enable": False}), 8)
+    assert plain(chosen.activation_checkpoint) == selective
 
 
 def test_gpus_of_a_node_bound_tensor_parallelism():

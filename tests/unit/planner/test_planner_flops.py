@@ -22,7 +22,9 @@ def test_causal_attention_meets_half_the_keys_and_its_own():
 
 
 def test_recompute_adds_a_forward_of_the_layers_but_not_of_the_head():
-    flops = token_flops(SMALL, 5, causal=False, recompute=True)
+    half = token_flops(SMALL, 5, causal=False, recompute=0.5)
+    flops = token_flops(SMALL, 5, causal=False, recompute=1.0)
+    assert half.recompute == flops.recompute / 2 and half.model == flops.model
     assert flops.hardware - flops.model == flops.forward - 2 * 80
 
 

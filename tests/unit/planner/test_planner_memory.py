@@ -17,7 +17,8 @@ from phalanx.planner import (
     rank_memory,
     stage_passes_in_flight,
 )
-from phalanx.planner.activations import layer_bytes_per_token
+from phalanx.planner.activations import kept_bytes_per_token, layer_bytes_per_token
+from phalanx.planner.stages import layers_of_stages
 from phalanx.spec import Layout
 
 MODEL = ModelShape(dim=64, n_layers=8, n_heads=8, n_kv_heads=4, ffn_dim=192, vocab_size=512)
@@ -134,6 +135,33 @@ def test_recompute_keeps_a_layers_input_and_one_layers_inside():
     plain, recomputed = (of(layout, recompute=recompute, document_mask=False)[0] for recompute in (False, True))
     inside = 128 * layer_bytes_per_token(MODEL, layout, 2)
     assert plain.activations_bytes - recomputed.activations_bytes == 8 * inside - inside - 8 * 128 * 2 * 64
+
+
+def test_selective_recompute_also_keeps_what_products_and_attention_give():
+    model, layout = dataclasses.replace(MODEL, n_layers=1), Layout(tp=2)
+    run = dataclasses.replace(RUN, recompute=True, keeps_products=True)
+    # The input 2 x 64, queries, keys, values 2 x 128, attention 2 x 64 and 4 x 8, SwiGLU 2 x 2 x 192: all over tp; and
+    # two outputs of 2 x 64.
+    assert kept_bytes_per_token(model, layout, run) == (128 + 256 + 128 + 32 + 768) / 2 + 256
+    modes = [{}, {"recompute": True, "keeps_products": True}, {"recompute": True}]
+    none, selective, full = (of(Layout(), **mode)[0].activations_bytes for mode in modes)
+    assert none > selective > full
+
+
+def test_recompute_of_every_nth_layer_follows_its_number_in_the_model():
+    run = dataclasses.replace(RUN, recompute=True, recompute_every=4, schedule="interleaved_1f1b", stages_per_rank=2)
+    stages = [layers_of_stages(MODEL, Layout(pp=2), run, each) for each in positions(MODEL, Layout(pp=2), run)]
+    assert stages == [(range(2), range(4, 6)), (range(2, 4), range(6, 8))]
+    first, second = (each.activations_bytes for each in rank_memory(MODEL, Layout(pp=2), run, runtime_bytes=0))
+    nothing = dataclasses.replace(run, recompute=False)
+    plain, same = (each.activations_bytes for each in rank_memory(MODEL, Layout(pp=2), nothing, runtime_bytes=0))
+    assert first < plain and second == same  # layers 0 and 4 both lie on the first rank
+
+
+def test_recompute_frees_the_layers_behind_it_before_it_needs_their_room():
+    every = [of(Layout(), recompute=True, recompute_every=n, document_mask=False)[0].activations_bytes for n in (1, 8)]
+    inside, kept = 128 * layer_bytes_per_token(MODEL, Layout(), 2), 128 * 2 * 64
+    assert every[1] - every[0] == 7 * (inside - kept) - inside
 
 
 def test_layer_activations_are_those_counted_by_hand():

@@ -57,7 +57,9 @@ def test_no_gpu_computes_faster_than_its_peak(gpu):
 @pytest.mark.parametrize(
     ("better", "worse"),
     [
-        ({}, {"recompute": True}),
+        ({}, {"recompute": True, "keeps_products": True}),
+        ({"recompute": True, "keeps_products": True}, {"recompute": True}),
+        ({"recompute": True, "recompute_every": 2}, {"recompute": True}),
         ({}, {"recompute_share": 0.1}),
         ({"precision": "fp8"}, {}),
         ({"precision": "fp8"}, {"precision": "fp8-rowwise"}),

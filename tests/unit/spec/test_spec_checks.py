@@ -70,6 +70,21 @@ EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "
             "a multiple of the 6 heads of keys and values",
         ),
         ({"loss": {"fn": "mine:loss", "chunk_tokens": 8}}, None, "loss.chunk_tokens", "0 beside loss.fn"),
+        (
+            {"activation_checkpoint": {"mode": "selective"}, "compile__enable": True},
+            None,
+            "activation_checkpoint.mode",
+            "none or full with compile.enable",
+        ),
+        (
+            {
+                "activation_checkpoint": {"mode": "selective"},
+                "parallel": {"pp": 2, "schedule": "zbv", "zero": 1},
+            },
+            2,
+            "activation_checkpoint.mode",
+            "none or full with the schedule zbv",
+        ),
         ({"parallel__pp": 8}, 8, "parallel.pp", "at most 4 stages"),
         (
             {"parallel__pp": 2, "parallel__stage_split": "1,2,1"},
@@ -262,6 +277,10 @@ def test_schedule_with_whole_weights_is_accepted_and_without_pipeline_ignored(sc
             ('lr_scheduler.decay_ratio has no effect, because lr_scheduler.decay_type is "none"',),
         ),
         ({"parallel__stage_split": "cost"}, ("parallel.stage_split has no effect, because parallel.pp is 1",)),
+        (
+            {"activation_checkpoint__every": 2},
+            ('activation_checkpoint.every has no effect, because activation_checkpoint.mode is "none"',),
+        ),
         (
             {"parallel__cp_comm_type": "a2a"},
             ("parallel.cp_comm_type has no effect, because parallel.cp is 1",),

@@ -29,7 +29,11 @@ def test_identity_digest_of_the_sample_is_frozen():
         {"recovery": {"on_nan": "roll_back", "on_spike": "skip", "on_hang": "notify", "on_bad_shard": "skip"}},
         {"checkpoint": {"keep_latest_k": 2, "keep_every_n": 1000}, "deadlines__plan_s": 60},
         {"checkpoint": {"keep_best_m": 2, "keep_best_by": "validation_loss", "speculative_interval": 10}},
-        {"optimizer__implementation": "foreach", "activation_checkpoint__mode": "full", "compile__enable": True},
+        {
+            "optimizer__implementation": "foreach",
+            "activation_checkpoint": {"mode": "full", "every": 2},
+            "compile__enable": True,
+        },
         {"training__deterministic": True, "storage__b__region": "x"},
         {"training__steps": 80, "lr_scheduler__total_steps": 40},
         {"model__args": {"head_dim": 32, "qk_norm": False, "qkv_bias": False}},

@@ -1,0 +1,54 @@
+"""Recompute of activations: what a block's inside needs again in backward is computed again instead of kept.
+
+full: of a block only its input is kept. selective: also the outputs of matrix products and of fused attention, which
+take nearly all of a block's time; norms, rotations, activations, casts and the exchanges between ranks are done again
+(as torchtitan's selective op checkpointing; which layers are worth it: Korthikanti et al. 2022, arXiv 2205.05198,
+section 5). Products in batches are not kept: the only ones of a decoder are the scores of unfused attention, S x S for
+each head.
+
+Either way the same operations run on the same inputs, with the random numbers of the forward, so that every gradient
+has the bits that it has without recompute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+Mode = Literal["none", "selective", "full"]
+
+_ATEN = torch.ops.aten
+_KEPT = frozenset(
+    {
+        _ATEN.mm.default,
+        _ATEN.addmm.default,
+        _ATEN.convolution.default,
+        _ATEN._scaled_mm.default,
+        _ATEN._grouped_mm.default,
+        _ATEN._scaled_dot_product_flash_attention_for_cpu.default,
+        _ATEN._scaled_dot_product_flash_attention.default,
+        _ATEN._scaled_dot_product_efficient_attention.default,
+        _ATEN._scaled_dot_product_cudnn_attention.default,
+    }
+)
+# By name, as they are registered only where their kernels are imported.
+_KEPT_NAMES = frozenset({"torch_attn._varlen_attn", "flex_attention"})
+
+
+def recomputing(forward: Callable[..., Any], mode: Mode) -> Callable[..., Any]:
+    """`forward` of a block, whose inside is computed again in backward as `mode` says."""
+    if mode == "none":
+        return forward
+    if mode == "full":
+        return partial(checkpoint, forward, use_reentrant=False)
+    contexts = partial(create_selective_checkpoint_contexts, _policy)
+    return partial(checkpoint, forward, use_reentrant=False, context_fn=contexts)
+
+
+def _policy(_context: Any, operation: Any, *_args: Any, **_kwargs: Any) -> CheckpointPolicy:
+    is_kept = operation in _KEPT or str(operation).removesuffix(".default") in _KEPT_NAMES
+    return CheckpointPolicy.MUST_SAVE if is_kept else CheckpointPolicy.PREFER_RECOMPUTE
