@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
@@ -10,9 +11,12 @@ import pytest
 import typer
 
 from phalanx.cli import doctor
-from phalanx.cli.doctor_network import Asked, plan_of, size_of
+from phalanx.cli.doctor_network import Asked, as_json, exit_code, plan_of, show, size_of
 from phalanx.cli.errors import run_reporting_errors
 from phalanx.core.errors import PhalanxError
+from phalanx.fabric.report import report_of
+from phalanx.fabric.run import num_phases
+from phalanx.gang import Cause, Event, GangOutcome
 from phalanx.spec import Layout
 
 JOB = """
@@ -155,3 +159,60 @@ def test_doctor_gpus_that_are_not_there_are_one_line_and_exit_2(run) -> None:
     code, _, err = run("--nproc", "2", "--device", "cuda", "--max-size", "4KiB")
     assert code == 2
     assert err.startswith("phalanx: --device is 'cuda': expected a GPU for each rank") and len(err.splitlines()) == 1
+
+
+HANG = Cause("hang", 1, "in phase 'all_reduce over tp, 4,096 bytes' of step 3 for 31.0 s (its deadline: 30 s)")
+
+
+@pytest.mark.parametrize(
+    "outcome, code, said",
+    [
+        (GangOutcome("failed", HANG, ()), 1, "phalanx: the measurement failed: hang of rank 1: in phase 'all_reduce"),
+        (
+            GangOutcome("failed", Cause("user_error", 0, "--device is 'cuda': ..."), ()),
+            2,
+            "phalanx: --device is 'cuda'",
+        ),
+        (GangOutcome("stopped", Cause("interrupted", None, "ended on request"), ()), 130, ""),
+    ],
+)
+def test_measurement_that_failed_is_one_line_and_its_exit_code(
+    capsys: pytest.CaptureFixture[str], outcome: GangOutcome, code: int, said: str
+) -> None:
+    assert exit_code(outcome, None) == code
+    err = capsys.readouterr().err
+    assert err.startswith(said) and len(err.splitlines()) == (1 if said else 0)
+
+
+def test_failure_as_json_names_the_rank() -> None:
+    told = as_json(plan_of(asked(nproc=2)), GangOutcome("failed", HANG, ()), None)
+    assert told["state"] == "failed" and told["cause"]["rank"] == 1 and told["cause"]["kind"] == "hang"
+    assert "measurements" not in told
+
+
+def test_slow_pair_is_printed_and_exit_1(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = plan_of(asked(nproc=4))
+    pairs = [
+        Event(
+            a, "pair", {"ranks": [a, b], "sweep": 0, "latency_s": 5e-5, "time_s": 0.5 if (a, b) == (1, 3) else 1e-3}, 0
+        )
+        for a, b in itertools.combinations(range(4), 2)
+    ]
+    report, outcome = report_of(plan, pairs), GangOutcome("ok", None, ())
+    assert exit_code(outcome, report) == 1
+    show(report)
+    good = "a good pair: 50 us one way, 1 ms for 1 MiB"
+    said = f"the pair of ranks 1 and 3 is slow: 50 us one way, 500 ms for 1 MiB ({good})"
+    assert said in capsys.readouterr().out
+    told = as_json(plan, outcome, report)
+    assert [each["ranks"] for each in told["pairs"] if each["is_slow"]] == [(1, 3)] and told["said"] == (said,)
+    healthy = report_of(plan, [each for each in pairs if each.fields["ranks"] != [1, 3]])
+    assert exit_code(outcome, healthy) == 0
+
+
+def test_nccl_measures_each_algorithm_by_ranks_of_their_own() -> None:
+    gloo, nccl = plan_of(asked(nproc=4)), plan_of(asked(nproc=4, device="cuda"))
+    assert set(gloo.operations) - set(nccl.operations) == {"all_reduce_ring", "all_reduce_tree"}
+    num_sizes = len(nccl.sizes)
+    assert num_phases(gloo) == gloo.num_phases
+    assert num_phases(nccl) == nccl.num_phases + 2 * (num_sizes + 2)
