@@ -120,6 +120,13 @@ def _layout(asked: Asked, job: Job | None) -> Layout:
         return _layout_of(asked.parallel or "", asked.nproc)
     from phalanx.planner.automatic import choose
 
+    if asked.nproc is None and job.cluster.nodes != 1:
+        raise PhalanxError(
+            "cluster.nodes",
+            value=job.cluster.nodes,
+            expected="1, since `phalanx doctor` starts ranks on this machine only",
+            remedy="give their number by --nproc, and axes that fit it by --set",
+        )
     num_ranks = asked.nproc or job.cluster.world_size
     return choose(job, num_ranks).job.layout(num_ranks)
 

@@ -110,6 +110,9 @@ def test_plan_of_a_job_has_its_layout_and_network(tmp_path: Path) -> None:
     assert plan_of(asked(path, device="cuda")).backend == "nccl"
     with pytest.raises(PhalanxError, match="expected no job file beside it"):
         plan_of(asked(path, parallel="tp=2"))
+    with pytest.raises(PhalanxError, match="expected 1, since `phalanx doctor` starts ranks on this machine only"):
+        plan_of(asked(path, overrides=["cluster.nodes=2"]))
+    assert plan_of(asked(path, nproc=4, overrides=["cluster.nodes=2"])).world_size == 4
     with pytest.raises(PhalanxError, match="from 2 to 256 ranks"):
         plan_of(asked(path, overrides=["parallel.tp=1", "cluster.nproc=1"]))
 
