@@ -41,7 +41,7 @@ def measured(num_ranks: int, slow: list[SlowLink]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "link",
-    [SlowLink(1, 3, delay_s=0.01), SlowLink(0, 2, bytes_per_s=2e7)],
+    [SlowLink(1, 3, delay_s=0.003), SlowLink(0, 2, bytes_per_s=4e7)],
     ids=["latency", "bandwidth"],
 )
 def test_slow_pair_is_named_and_no_other(link: SlowLink) -> None:
@@ -54,7 +54,7 @@ def test_slow_pair_is_named_and_no_other(link: SlowLink) -> None:
 
 
 def test_rank_with_a_slow_adapter_is_named() -> None:
-    told = measured(4, [SlowLink(2, other, delay_s=0.01) for other in (0, 1, 3)])
+    told = measured(4, [SlowLink(2, other, delay_s=0.003) for other in (0, 1, 3)])
     assert told["slow_ranks"] == [2] and told["slow_pairs"] == [], told
 
 
