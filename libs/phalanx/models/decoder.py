@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs, MoeShape
 from phalanx.models.attention import Attend, Attention, WholeWindows, check_heads, in_context
-from phalanx.models.experts import MixtureFeedForward, Router
+from phalanx.models.experts import MixtureFeedForward, Router, stored_names
 from phalanx.models.kernels import kernel_named
 from phalanx.models.norm import RMSNorm
 from phalanx.models.protocol import Context, Initial, KeyValueHeads, Style, consecutive
@@ -27,7 +27,7 @@ from phalanx.planner.stage_split import split_layers
 
 INITIAL_STD = 0.02
 # What writes to the residual stream.
-RESIDUAL_WEIGHTS = ("attention.wo.weight", "feed_forward.w2.weight", "experts.w2", "shared.w2.weight")
+RESIDUAL_WEIGHTS = ("attention.wo.weight", ".w2.weight")
 
 
 class FeedForward(nn.Module):
@@ -42,6 +42,10 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x [B, S, D]."""
         return self.w2(F.silu(self.w1(x)) * self.w3(x))  # type: ignore[no-any-return]
+
+
+def _swiglu_plan(name: str) -> dict[str, Style]:
+    return {f"{name}.w1": "colwise", f"{name}.w3": "colwise", f"{name}.w2": "rowwise"}
 
 
 def _mixture(args: DecoderArgs, moe: MoeShape) -> MixtureFeedForward:
@@ -147,9 +151,9 @@ class Decoder(nn.Module):
             "layers.*.attention.wv": KeyValueHeads(self.args.n_kv_heads),
             "layers.*.attention.wo": "rowwise",
             "layers.*.ffn_norm": "sequence_norm",
-            "layers.*.feed_forward.w1": "colwise",
-            "layers.*.feed_forward.w3": "colwise",
-            "layers.*.feed_forward.w2": "rowwise",
+            **_swiglu_plan("layers.*.feed_forward" if self.args.moe is None else "layers.*.feed_forward.shared"),
+            "layers.*.feed_forward.router": "router",
+            "layers.*.feed_forward.experts": "experts",
             "norm": "sequence_norm",
             "output": "vocab_head",
         }
@@ -197,8 +201,9 @@ class Decoder(nn.Module):
         """
         residual_std = INITIAL_STD / math.sqrt(2 * self.args.n_layers)
         initial = {}
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 1:
+        weights = self.state_dict()
+        for name in stored_names(self):
+            if weights[name].dim() == 1:
                 initial[name] = Initial(value=0.0 if name.endswith("bias") else 1.0)
             else:
                 is_residual = name.endswith(RESIDUAL_WEIGHTS)

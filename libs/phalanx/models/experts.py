@@ -72,14 +72,19 @@ def stored_name(name: str, expert: int) -> str:
     return f"{module}.{expert}.{own}.weight"
 
 
-def stored_names(module: nn.Module) -> Iterator[str]:
-    """The names under which checkpoints hold the parameters of `module`, tied ones once."""
-    stacked = {
+def stacked_names(module: nn.Module) -> dict[str, int]:
+    """The parameters of `module` that stack experts, and how many each has."""
+    return {
         f"{name}.{own}": len(parameter)
         for name, inner in module.named_modules()
         if isinstance(inner, Experts)
         for own, parameter in inner.named_parameters()
     }
+
+
+def stored_names(module: nn.Module) -> Iterator[str]:
+    """The names under which checkpoints hold the parameters of `module`, tied ones once."""
+    stacked = stacked_names(module)
     for name, _ in module.named_parameters():
         if name in stacked:
             yield from (stored_name(name, expert) for expert in range(stacked[name]))

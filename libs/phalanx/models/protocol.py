@@ -32,7 +32,10 @@ class KeyValueHeads:
     num_heads: int
 
 
-Style = Literal["colwise", "rowwise", "vocab_embedding", "vocab_head", "sequence_norm", "head_norm"] | KeyValueHeads
+Style = (
+    Literal["colwise", "rowwise", "vocab_embedding", "vocab_head", "sequence_norm", "head_norm", "router", "experts"]
+    | KeyValueHeads
+)
 """How a module's weights are cut over the `tp` axis, and what it exchanges (Megatron-LM, arXiv 1909.08053 section 3;
 sequence parallelism, arXiv 2205.05198 section 4.2). Between blocks activations are [B, S / tp, D].
 
@@ -43,7 +46,11 @@ vocab_head: nn.Linear, output rows (vocabulary) cut; gives local logits, and the
 sequence_norm: a normalisation on [B, S / tp, D]; its output is gathered over the sequence, its weight held by every tp
 rank.
 head_norm: a normalisation of each head that a rank has, [B, H / tp, S, head_dim]; no exchange, its weight held by every
-tp rank. Gradients of weights so held are summed over tp.
+tp rank.
+router: a `models.experts.Router` on the whole sequence, held by every tp rank.
+experts: `models.experts.Experts`, the inner width of each expert cut; partial outputs are summed and scattered over the
+sequence.
+Gradients of weights held by every tp rank are summed over tp.
 """
 
 
@@ -113,7 +120,7 @@ class HasInitialWeights(Protocol):
     """Adds initial weights by counter: the same bits in every layout, and no process holds the whole model."""
 
     def initial_weights(self) -> Mapping[str, Initial]:
-        """Initial values by parameter name, one for every parameter."""
+        """Initial values by name, one for every parameter; of stacked experts by the names that checkpoints have."""
 
 
 class Context(Protocol):

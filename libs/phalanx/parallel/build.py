@@ -17,6 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
+from phalanx.models.experts import stored_names
 from phalanx.models.own import own_object
 from phalanx.models.protocol import HasContext, HasHead, HasParallelPlan, HasStages
 from phalanx.spec import Job
@@ -189,8 +190,8 @@ def _sent(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tens
 
 
 def parameter_names(job: Job) -> tuple[str, ...]:
-    """Canonical names of all parameters of the job's whole model, tied ones once."""
-    return tuple(name for name, _ in build_on_meta(job).named_parameters())
+    """Canonical names of all parameters of the job's whole model, tied ones once, stacked experts one by one."""
+    return tuple(stored_names(build_on_meta(job)))
 
 
 def count_parameters(job: Job) -> int:

@@ -33,10 +33,10 @@ from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.own import loss_of, metrics_of
 from phalanx.parallel.pipeline import Pipeline, check_pipeline, stage_shapes
 from phalanx.parallel.precision import linear, widen_linears
+from phalanx.parallel.routing import Routing, window_weights
 from phalanx.parallel.schedules import stages_of
 from phalanx.parallel.sharding import (
     held_tensors,
-    local_of,
     materialise,
     prepare_blocks,
     reshard,
@@ -100,8 +100,10 @@ class ParallelModel:
             shard(stage, mesh, self.zero, dtype, reduce_dtype, offloaded=offloaded, within_replica=apart)
             materialise(stage, self.device, offloaded=offloaded)
         named = [[(n, p) for n, p in s.named_parameters() if n not in copies_in(s)] for s in self.stages]
-        self._parameters = [parameter for each in named for _, parameter in each]
-        self._held = [t for each, own in zip(named, slices, strict=True) for t in held_tensors(each, own, mesh)]
+        cut = zip(self.stages, named, slices, strict=True)
+        self._parts = [part for stage, each, own in cut for part in held_tensors(stage, each, own, mesh)]
+        self._held = [part.tensor for part in self._parts]
+        self._routing = Routing.of(self.stages, mesh, job)
         self._tied = self.pipeline.tied_copies(tied) if self.pipeline is not None and tied else None
         partial = frozenset[str]().union(*(own.partial for own in slices))
         self._is_partial = [tensor.name in partial for tensor in self._held]
@@ -204,7 +206,7 @@ class ParallelModel:
         valid_tokens: of the whole global batch. The parts of all ranks sum up to the loss: ranks that don't count
         (`mesh.has_loss`) return 0.
         """
-        batch = self._placed(batch)
+        batch = self._placed(batch, valid_tokens if self._routing is not None else 0)
         self._take_tied_weights()
         if self.pipeline is not None:
             loss = self.pipeline.step(batch, valid_tokens)
@@ -215,10 +217,10 @@ class ParallelModel:
 
     def _step_without_pipeline(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
         total = torch.zeros((), device=self.device)
-        for slot, (tokens, targets, positions, documents) in enumerate(slots_of(batch)):
-            set_micro_batch(self.stages[0], self.zero, is_last=slot == batch.num_slots - 1)
+        for number, slot in enumerate(slots_of(batch)):
+            set_micro_batch(self.stages[0], self.zero, is_last=number == batch.num_slots - 1)
             with self.clock.part(Part.FORWARD):
-                loss = self._loss(self.stages[0](tokens, positions, documents), targets, valid_tokens)
+                loss = self._loss(self.stages[0](*slot.inputs, **slot.named), slot.targets, valid_tokens)
             with self.clock.part(Part.BACKWARD):
                 torch.autograd.backward(loss)
             total += loss.detach()
@@ -245,20 +247,22 @@ class ParallelModel:
                 found = self.pipeline.evaluate(batch, valid_tokens, self._measures, 1 + len(self._metrics))
             else:
                 found = torch.zeros(1 + len(self._metrics), device=self.device)
-                for tokens, targets, positions, documents in slots_of(batch):
-                    found += self._measures(self.stages[0](tokens, positions, documents), targets, valid_tokens)
+                for slot in slots_of(batch):
+                    found += self._measures(self.stages[0](*slot.inputs, **slot.named), slot.targets, valid_tokens)
         self._reshard()
         return self._counted(found)
 
-    def _placed(self, batch: SlotBatch) -> SlotBatch:
+    def _placed(self, batch: SlotBatch, balanced_tokens: int = 0) -> SlotBatch:
+        """balanced_tokens: valid ones of the global batch, where routers count; 0: they don't."""
         tokens, targets, positions = (t.to(self.device) for t in (batch.tokens, batch.targets, batch.position_ids))
         documents = (
             batch.document_ids.to(self.device) if self._uses_documents and batch.document_ids is not None else None
         )
         assert documents is not None or not self._uses_documents, "document_mask needs document_ids in every batch"
+        weights = window_weights(targets, balanced_tokens) if balanced_tokens else None
         if self._context is not None:  # documents stay whole: attention reaches beyond this rank's part
             tokens, targets, positions = (self._context.take(t) for t in (tokens, targets, positions))
-        return SlotBatch(tokens, targets, positions, documents, batch.num_slots)
+        return SlotBatch(tokens, targets, positions, documents, batch.num_slots, weights)
 
     def _counted(self, loss: Tensor) -> Tensor:
         return loss if self.mesh.has_loss else torch.zeros_like(loss)
@@ -281,8 +285,7 @@ class ParallelModel:
         """Plain local gradients, aligned with `parameters()` and lying where they do: zeros where a step's loss didn't
         depend on the parameter, None where it doesn't train (requires_grad is false).
         """
-        held = zip(self._parameters, self._held, strict=True)
-        return [_gradient_of(p, tensor.local) if p.requires_grad else None for p, tensor in held]
+        return [part.gradient() for part in self._parts]
 
     def finish_gradients(self) -> None:
         """Complete what first and last stage share, and, by one all-reduce, what tp ranks hold in common but computed
@@ -316,12 +319,19 @@ class ParallelModel:
 
     def zero_gradients(self) -> None:
         """Drop every gradient."""
-        for parameter in self._parameters:
-            parameter.grad = None
+        for part in self._parts:
+            part.parameter.grad = None
 
+    def take_expert_counts(self) -> Tensor | None:
+        """Tokens of the steps since the last time that went to each expert, over all ranks, int64 [layers, E]; None for
+        a model without routers. All ranks together.
+        """
+        return None if self._routing is None else self._routing.take()
 
-def _gradient_of(parameter: nn.Parameter, local: Tensor) -> Tensor:
-    return torch.zeros_like(local) if parameter.grad is None else local_of(parameter.grad)
+    def move_biases(self, expert_counts: Tensor) -> None:
+        """Move each layer's selection bias, where it has one, by what `take_expert_counts` gave."""
+        assert self._routing is not None, "counts come from routers"
+        self._routing.move_biases(expert_counts)
 
 
 @contextmanager

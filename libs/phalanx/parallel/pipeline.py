@@ -146,6 +146,7 @@ class Pipeline:
             loss_kwargs={"valid_tokens": valid_tokens},
             position_ids=batch.position_ids,
             document_ids=batch.document_ids,
+            **({} if batch.window_weights is None else {"window_weights": batch.window_weights}),
         )
         return torch.stack(losses).sum().detach() if losses else torch.zeros((), device=self.mesh.device)
 

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from phalanx.models.experts import Experts
+
 
 class _WideLinear(nn.Linear):
     """nn.Linear through `linear`, under the same names."""
@@ -27,7 +29,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def widen_linears(module: nn.Module) -> None:
-    """Make every plain nn.Linear inside compute by `linear`, in place."""
+    """Make every plain nn.Linear and all experts inside compute by `linear`, in place."""
     for inner in module.modules():
         if type(inner) is nn.Linear:
             inner.__class__ = _WideLinear
+        elif isinstance(inner, Experts):
+            inner.product = linear

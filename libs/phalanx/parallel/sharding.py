@@ -13,6 +13,7 @@ them: weights go to the device block by block as they are gathered, gradients co
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -27,6 +28,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from phalanx.core.box import Box, HeldTensor
+from phalanx.models.experts import Router, stacked_names, stored_name
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.recompute import recomputing
 from phalanx.parallel.tensor import TensorSlices
@@ -50,13 +52,25 @@ def shard(
     data_mesh = mesh.data_mesh(within_replica=within_replica)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
     offload = CPUOffloadPolicy(pin_memory=mesh.device.type == "cuda") if offloaded else OffloadPolicy()
-    shard_one = partial(fully_shard, mesh=data_mesh, mp_policy=policy, offload_policy=offload)
+    shard_one = partial(
+        fully_shard,
+        mesh=data_mesh,
+        mp_policy=policy,
+        offload_policy=offload,
+        ignored_params=set(whole_parameters(module)),
+    )
     for block in blocks_of(module):
         shard_one(block, reshard_after_forward=zero == 3)
     shard_one(module, reshard_after_forward=False)
     for sharded in sharded_modules(module):
         sharded.set_gradient_divide_factor(1.0)
         sharded.set_force_sum_reduction_for_comms(True)
+
+
+def whole_parameters(module: nn.Module) -> list[nn.Parameter]:
+    """Parameters that every data rank holds whole, in fp32: the routers' biases, which no gradient reaches."""
+    routers = (inner for inner in module.modules() if isinstance(inner, Router))
+    return [router.selection_bias for router in routers if router.selection_bias is not None]
 
 
 def blocks_of(module: nn.Module) -> list[nn.Module]:
@@ -96,6 +110,8 @@ def materialise(root: nn.Module, device: torch.device, *, offloaded: bool = Fals
     """
     root.to_empty(device="cpu" if offloaded else device)
     if offloaded:
+        for bias in whole_parameters(root):
+            bias.data = torch.empty_like(bias, device=device)
         for inner in root.modules():
             for name, buffer in inner.named_buffers(recurse=False, remove_duplicate=False):
                 inner._buffers[name] = torch.empty_like(buffer, device=device)
@@ -122,9 +138,66 @@ def local_of(tensor: Tensor) -> Tensor:
     return tensor._local_tensor
 
 
-def held_tensors(parameters: Iterable[tuple[str, nn.Parameter]], slices: TensorSlices, mesh: Mesh) -> list[HeldTensor]:
-    """What this rank holds of each of these parameters, by name: plain local fp32 tensors that alias the masters."""
-    return [_held(name, parameter, slices, mesh) for name, parameter in parameters]
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a rank holds of a tensor of the model: a parameter's local part, or where experts are stacked its row for
+    one of them.
+    """
+
+    tensor: HeldTensor
+    parameter: nn.Parameter
+    row: int | None = None
+
+    def gradient(self) -> Tensor | None:
+        """As `ParallelModel.gradients`."""
+        if not self.parameter.requires_grad:
+            return None
+        if self.parameter.grad is None:
+            return torch.zeros_like(self.tensor.local)
+        local = local_of(self.parameter.grad)
+        return local if self.row is None else local[self.row]
+
+
+def held_tensors(
+    root: nn.Module, parameters: Iterable[tuple[str, nn.Parameter]], slices: TensorSlices, mesh: Mesh
+) -> list[Held]:
+    """What this rank holds of each of these parameters of `root`, by name: plain local fp32 tensors that alias the
+    masters.
+    """
+    found: list[Held] = []
+    whole, stacked = {id(bias) for bias in whole_parameters(root)}, stacked_names(root)
+    for name, parameter in parameters:
+        if id(parameter) in whole:
+            found.append(Held(_held_whole(name, parameter, slices, mesh), parameter))
+            continue
+        held = _held(name, parameter, slices, mesh)
+        found += _by_expert(held, parameter) if name in stacked else [Held(held, parameter)]
+    return found
+
+
+def _by_expert(held: HeldTensor, parameter: nn.Parameter) -> list[Held]:
+    box = Box(held.box.offset[1:], held.box.shape[1:])
+    return [
+        Held(
+            replace(
+                held,
+                name=stored_name(held.name, held.box.offset[0] + row),
+                global_shape=held.global_shape[1:],
+                box=box,
+                local=held.local[row],
+            ),
+            parameter,
+            row,
+        )
+        for row in range(held.box.shape[0])
+    ]
+
+
+def _held_whole(name: str, parameter: nn.Parameter, slices: TensorSlices, mesh: Mesh) -> HeldTensor:
+    replica = mesh.coordinates["dp_replicate"] * mesh.shard_size + mesh.shard_rank
+    tp, num_readers = mesh.sizes["tp"], mesh.sizes["dp_replicate"] * mesh.shard_size
+    shape, box = slices.shapes[name], slices.boxes[name]
+    return HeldTensor(name, shape, box, parameter.detach(), replica * tp + mesh.coordinates["tp"], num_readers * tp)
 
 
 def _held(name: str, parameter: nn.Parameter, slices: TensorSlices, mesh: Mesh) -> HeldTensor:

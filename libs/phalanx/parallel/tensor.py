@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from phalanx.core.box import Box, whole
 from phalanx.core.errors import PhalanxError
+from phalanx.models.experts import Experts, Router
 from phalanx.models.protocol import HasParallelPlan, KeyValueHeads, Style
 from phalanx.parallel.collectives import gather_sequence, scatter_sequence_sum
 from phalanx.parallel.precision import linear
@@ -137,6 +138,13 @@ def _apply_style(
         module.register_forward_hook(lambda _module, _inputs, output: gather_sequence(output, group))
     elif style == "head_norm":
         slices.partial.update(f"{name}.{own}" for own, _ in module.named_parameters(recurse=False))
+    elif style == "router" and isinstance(module, Router):
+        slices.partial.add(f"{name}.weight")
+        module.balance.share = 1 / group.size()  # all ranks of the group have the same loss of balance
+    elif style == "experts" and isinstance(module, Experts):
+        for own, dim in (("w1", 1), ("w2", 2), ("w3", 1)):
+            cut(own, dim)
+        module.register_forward_hook(lambda _module, _inputs, output: scatter_sequence_sum(output, group))
     elif style == "vocab_embedding" and type(module) is nn.Embedding and module.padding_idx is None:
         cut("weight", 0)
         _become(module, VocabEmbedding, group)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from phalanx.spec.job import Job
 from phalanx.spec.layout import Layout
+from phalanx.spec.model import ModelArgs
 from phalanx.spec.network import CHOOSES_INDEX, VARIABLES
 from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES
 
@@ -25,6 +26,7 @@ def without_effect(
         *_rules(job),
         *_mixture_rules(job),
         *_own_rules(job),
+        *_expert_rules(job),
     ]
     if under_torchrun:
         rules += _torchrun_rules(job)
@@ -83,6 +85,16 @@ def _schedule_rules(job: Job) -> Iterator[Rule]:
     yield no_decay and schedule.decay_ratio is not None, "lr_scheduler.decay_ratio", reason
     # Left out, it is filled in with training.steps.
     yield no_decay and schedule.total_steps != job.training.steps, "lr_scheduler.total_steps", reason
+
+
+def _expert_rules(job: Job) -> Iterator[Rule]:
+    moe = job.model.args.moe if isinstance(job.model.args, ModelArgs) else None
+    if moe is not None:
+        rate_set = "bias_update_rate" in moe.model_fields_set and not moe.selection_bias
+        name = "model.args.moe"
+        yield rate_set, f"{name}.bias_update_rate", f"{name}.selection_bias is false: there is no bias"
+        all_groups = moe.top_groups == moe.num_groups > 1
+        yield all_groups, f"{name}.num_groups", f"{name}.top_groups is all of them"
 
 
 def _rules(job: Job) -> Iterator[Rule]:

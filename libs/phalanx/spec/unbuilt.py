@@ -10,7 +10,6 @@ from phalanx.spec.model import ModelArgs
 
 def refuse_unbuilt_model(args: ModelArgs) -> None:
     """Raises PhalanxError for what the built-in decoder does not do yet."""
-    _refuse("model.args.moe", "given", args.moe is not None, "a dense model: experts are not in this version's trainer")
     _refuse("model.args.dropout", args.dropout, args.dropout > 0, "0: dropout is not in this version's trainer")
 
 

@@ -68,6 +68,8 @@ class Figures:
                 self._row[Metric.MFU] = self._mfu(tokens_per_s)
             if "replica_bytes_per_token" in fields:
                 self._row[Metric.REPLICA_BYTES_PER_TOKEN] = float(fields["replica_bytes_per_token"])
+            for name, value in fields.get("expert_load", {}).items():
+                self._row[f"{Metric.EXPERT_LOAD}/{name}"] = float(value)
             for source, epochs in fields.get("epochs", {}).items():
                 self._row[f"{Metric.EPOCHS}/{source}"] = float(epochs)
         elif kind == "evaluation" and int(fields["step"]) == self._step and fields["loss"] is not None:

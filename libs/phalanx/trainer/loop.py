@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.core.step_parts import Part
+from phalanx.parallel.routing import ExpertLoad
 from phalanx.stream import DamagedShard
 from phalanx.trainer.control import Orders, Plan
 from phalanx.trainer.feed import StepInput
@@ -60,6 +61,7 @@ def steps(session: Session) -> Ending:
             loss = model.forward_backward(inputs.batch, max(1, inputs.valid_tokens))
             with clock.part(Part.BACKWARD):
                 model.finish_gradients()
+                expert_counts = model.take_expert_counts()
             with clock.part(Part.OPTIMIZER):
                 gradients = model.gradients()
                 replicas.prepare(gradients)
@@ -68,7 +70,7 @@ def steps(session: Session) -> Ending:
         clock.agreed()
         agreed = time.perf_counter()
         lr_factor = learning_rate_factor(session.step, job.lr_scheduler)
-        update(session, gradients, word, lr_factor)
+        update(session, gradients, word, lr_factor, expert_counts)
         result = StepResult(
             session.step,
             word.loss,
@@ -80,7 +82,7 @@ def steps(session: Session) -> Ending:
         )
         session.recorder.add(result, inputs.windows.rows)
         session.step_times.tell(result, time.perf_counter() - agreed)
-        tell(session, result, lr_factor * job.optimizer.lr)
+        tell(session, result, lr_factor * job.optimizer.lr, expert_counts)
         with clock.part(Part.EVALUATION):
             metrics = evaluate_when_due(session)
         waiting |= word.orders
@@ -106,9 +108,16 @@ def steps(session: Session) -> Ending:
     return Ending.FINISHED if session.step >= session.last_step else Ending.STOPPED
 
 
-def update(session: Session, gradients: list[torch.Tensor | None], word: Word, lr_factor: float) -> None:
-    """The step's update, once what is saved or copied of the state before has been captured; it is left out where it is
-    not finite. Then the replicas meet, if they do at this step.
+def update(
+    session: Session,
+    gradients: list[torch.Tensor | None],
+    word: Word,
+    lr_factor: float,
+    expert_counts: torch.Tensor | None,
+) -> None:
+    """The step's update, and of the routers' biases by what the experts had to do, once what is saved or copied of the
+    state before has been captured; it is left out where it is not finite. Then the replicas meet, if they do at this
+    step.
     """
     clock = session.model.clock
     with clock.part(Part.CHECKPOINT):
@@ -120,6 +129,8 @@ def update(session: Session, gradients: list[torch.Tensor | None], word: Word, l
     with clock.part(Part.OPTIMIZER):
         if word.is_finite:
             session.optimizer.update(gradients, session.replicas.norm_of(word.norms), lr_factor)
+            if expert_counts is not None:
+                session.model.move_biases(expert_counts)
         gradients.clear()  # so that none is kept alive
         session.model.zero_gradients()
         session.replicas.meet(session.step, session.last_step)
@@ -222,8 +233,8 @@ def refuse_update(session: Session, word: Word) -> None:
         )
 
 
-def tell(session: Session, result: StepResult, lr: float) -> None:
-    """One progress event from rank 0; finite numbers only, as JSON has no others."""
+def tell(session: Session, result: StepResult, lr: float, expert_counts: torch.Tensor | None) -> None:
+    """One progress event from rank 0; finite numbers only, as JSON has no others. expert_counts: of the step."""
     job = session.prepared.job
     if session.rank == 0 and (result.step % job.metrics.log_freq == 0 or result.step == session.last_step):
         tokens = job.training.global_batch_size * job.training.seq_len
@@ -239,6 +250,7 @@ def tell(session: Session, result: StepResult, lr: float) -> None:
             parts=asdict(result.parts),
             **({"replica_bytes_per_token": bytes_per_token(session, tokens)} if job.has_apart_replicas else {}),
             **({"epochs": session.epochs()} if job.data.is_mixture else {}),
+            **({"expert_load": asdict(ExpertLoad.of(expert_counts))} if expert_counts is not None else {}),
         )
 
 

@@ -88,6 +88,8 @@ class RunDisplay:
         numbers = f"loss {_number(fields['loss'])}  norm {_number(fields['gradient_norm'])}  {rate:,.0f} tokens/s"
         if "replica_bytes_per_token" in fields:
             numbers += f"  {fields['replica_bytes_per_token']:,.1f} bytes/token between replicas"
+        if fields.get("expert_load"):
+            numbers += f"  busiest expert {fields['expert_load']['worst']:.2f} x mean"
         if fields.get("epochs"):
             numbers += "  epochs " + ", ".join(f"{name} {passes:.2f}" for name, passes in fields["epochs"].items())
         self._progress.update(self._task, completed=fields["step"], numbers=numbers)

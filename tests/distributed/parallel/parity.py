@@ -23,6 +23,7 @@ from phalanx.gang.context import RankContext
 from phalanx.gang.rendezvous import init_process_group
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
+from phalanx.models.experts import stacked_names, stored_name, stored_names
 from phalanx.models.protocol import Initial
 from phalanx.parallel import ParallelModel, SlotBatch, build_mesh, multiple_of
 from phalanx.parallel.initialise import fill
@@ -85,20 +86,37 @@ def write_reference(path: str, model: Mapping[str, Any]) -> None:
     """Weights, gradients, loss and evaluation loss of one fp32 process, as safetensors."""
     args = DecoderArgs.of_plain(MODEL | dict(model))
     decoder = Decoder(args)
-    initial = decoder.initial_weights()
+    initial, names = decoder.initial_weights(), list(stored_names(decoder))
     tokens, targets, positions, documents = windows(args.vocab_size)
     with torch.no_grad():
-        for name, parameter in decoder.named_parameters():
-            shape = tuple(parameter.shape)
-            fill(parameter, whole(shape), shape, initial[name], SEED, name)
-    logits = decoder(tokens, positions, documents)
+        weights = decoder.state_dict()
+        for name in names:
+            shape = tuple(weights[name].shape)
+            fill(weights[name], whole(shape), shape, initial[name], SEED, name)
+    balance = (targets != -100).sum(1) / (targets != -100).sum()
+    logits = decoder(tokens, positions, documents, balance)
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
     loss.backward()
     tensors = {"loss": loss.detach()}
-    for name, parameter in decoder.named_parameters():
-        assert parameter.grad is not None
-        tensors |= {f"weight/{name}": parameter.detach(), f"gradient/{name}": parameter.grad}
+    if decoder.routers:
+        counts = [router.balance.take(torch.device("cpu"))[0] for router in decoder.routers.values()]
+        tensors["expert_counts"] = torch.stack(counts)
+    gradients = gradients_of(decoder)
+    for name in names:
+        tensors |= {f"weight/{name}": weights[name].clone(), f"gradient/{name}": gradients[name].clone()}
     save_file(tensors, path)
+
+
+def gradients_of(decoder: Decoder) -> dict[str, Tensor]:
+    """By stored name; zeros of what does not train."""
+    by_expert = stacked_names(decoder)
+    found = {}
+    for name, parameter in decoder.named_parameters():
+        gradient = parameter.grad if parameter.requires_grad else torch.zeros_like(parameter)
+        assert gradient is not None
+        rows = range(by_expert.get(name, 0))
+        found |= {stored_name(name, row): gradient[row] for row in rows} if rows else {name: gradient}
+    return found
 
 
 def slot_batch(
@@ -154,6 +172,7 @@ def run_job(job: Job, world_size: int, vocab_size: int, reference_path: str) -> 
         losses.append(model.forward_backward(batch, valid_tokens))
         model.finish_gradients()
     norm = gradient_norm(model)
+    counts = model.take_expert_counts()
     weights_equal, squares = compare(model, reference)
     measured = model.measure(batch, valid_tokens)[1:] if model.metrics else ()
     summed = torch.stack([*losses, *squares, *measured])
@@ -167,6 +186,7 @@ def run_job(job: Job, world_size: int, vocab_size: int, reference_path: str) -> 
         "gradient_errors": dict(zip(names_of(reference), relative(errors, reference), strict=True)),
         "metrics": dict(zip(model.metrics, metrics.tolist(), strict=True)),
         "norm": norm,
+        "counts_equal": counts is None or torch.equal(counts, 2 * reference["expert_counts"]),
     }
 
 
@@ -298,4 +318,4 @@ def compare(model: ParallelModel, reference: Mapping[str, torch.Tensor]) -> tupl
 
 def relative(squares: torch.Tensor, reference: Mapping[str, torch.Tensor]) -> list[float]:
     norms = torch.stack([reference[f"gradient/{name}"].norm() for name in names_of(reference)])
-    return (squares.sqrt() / norms).tolist()
+    return (squares.sqrt() / norms.clamp(min=1e-12)).tolist()

@@ -232,6 +232,7 @@ def _problems(case: Mapping[str, Any], row: Mapping[str, Any], reference_path: s
     expected_loss = float(reference["loss"])
     expected_norm = math.sqrt(sum(float(reference[f"gradient/{name}"].square().sum()) for name in names_of(reference)))
     problems = [] if row["weights_equal"] else ["initial weights differ"]
+    problems += [] if row["counts_equal"] else ["tokens of the experts differ"]
     problems += [
         f"loss {loss}, one process {expected_loss}"
         for loss in row["losses"]

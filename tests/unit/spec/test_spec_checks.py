@@ -286,6 +286,14 @@ def test_schedule_with_whole_weights_is_accepted_and_without_pipeline_ignored(sc
             ("parallel.cp_comm_type has no effect, because parallel.cp is 1",),
         ),
         (
+            {"model": EXPERTS, "model__args__moe": {**MOE, "bias_update_rate": 0.1, "num_groups": 2, "top_groups": 2}},
+            (
+                "model.args.moe.bias_update_rate has no effect, because model.args.moe.selection_bias is false: there "
+                "is no bias",
+                "model.args.moe.num_groups has no effect, because model.args.moe.top_groups is all of them",
+            ),
+        ),
+        (
             {"cluster__gpu_memory_gib": 24.0},
             ('cluster.gpu_memory_gib has no effect, because cluster.device is "cpu"',),
         ),

@@ -34,7 +34,6 @@ def job_with(section: str, **changes: Any) -> Job:
 
 MOE = {"num_experts": 4, "top_k": 2, "expert_ffn_dim": 64}
 REFUSALS: dict[str, tuple[str, dict[str, Any], int, str]] = {
-    "moe": ("model", {"args": {"ffn_dim": 0, "moe": MOE}}, 1, "model.args.moe is 'given': expected a dense model"),
     "dropout": ("model", {"args": {"dropout": 0.1}}, 1, "model.args.dropout is 0.1: expected 0"),
     "bf16 reduce": (
         "training",

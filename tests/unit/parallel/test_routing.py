@@ -1,0 +1,65 @@
+"""What ranks know together of experts: weights of windows, loads, and the bias that follows from counts."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from phalanx.models.args import MoeShape
+from phalanx.models.experts import Router
+from phalanx.parallel.mesh import Mesh
+from phalanx.parallel.routing import ExpertLoad, Routing, window_weights
+
+
+def _routing(**moe: Any) -> Routing:
+    shape = MoeShape(4, 1, 8, **moe)
+    mesh = cast("Mesh", SimpleNamespace(device=torch.device("cpu"), groups={}))
+    return Routing({1: Router(8, shape)}, 3, 4, mesh)
+
+
+def test_window_weights_are_the_parts_of_the_valid_tokens_and_of_a_surplus_window_nothing() -> None:
+    targets = torch.tensor([[1, 2, -100, 4], [-100] * 4, [5, -100, -100, -100]])
+    assert window_weights(targets, 8).tolist() == [0.375, 0.0, 0.125]
+
+
+def test_biases_rise_where_experts_had_less_than_the_mean_and_fall_where_they_had_more() -> None:
+    routing = _routing(selection_bias=True, bias_update_rate=0.5)
+    bias = routing.routers[1].selection_bias
+    assert bias is not None
+    counts = torch.tensor([[9, 9, 9, 9], [0, 3, 5, 4], [0, 0, 0, 9]])
+    routing.move_biases(counts)
+    assert bias.tolist() == [0.5, 0.0, -0.5, -0.5]
+    routing.move_biases(counts)
+    assert bias.tolist() == [1.0, 0.0, -1.0, -1.0]
+
+
+def test_biases_of_a_rate_of_zero_stay_and_routers_without_one_need_none() -> None:
+    routing = _routing(selection_bias=True, bias_update_rate=0.0)
+    routing.move_biases(torch.ones(3, 4, dtype=torch.int64))
+    bias = routing.routers[1].selection_bias
+    assert bias is not None and not bias.any()
+    _routing().move_biases(torch.ones(3, 4, dtype=torch.int64))
+
+
+def test_counts_lie_in_their_layer_and_are_taken_once() -> None:
+    routing = _routing(aux_loss=0.1)
+    _, weights = routing.routers[1](torch.randn(2, 5, 8), torch.tensor([0.5, 0.5]))
+    weights.sum().backward()
+    taken = routing.take()
+    assert taken.sum(1).tolist() == [0, 10, 0]
+    assert not routing.take().any()
+
+
+@pytest.mark.parametrize(
+    ("counts", "load"),
+    [
+        ([[2, 2], [2, 2]], ExpertLoad(1.0, 1.0, 0.0)),
+        ([[4, 0], [1, 3]], ExpertLoad(2.0, 1.75, 0.25)),
+        ([[0, 0], [0, 0]], ExpertLoad(1.0, 1.0, 1.0)),
+    ],
+)
+def test_load_is_the_busiest_over_the_mean(counts: list[list[int]], load: ExpertLoad) -> None:
+    assert ExpertLoad.of(torch.tensor(counts)) == load
