@@ -24,6 +24,7 @@ USUAL: Mapping[str, object] = {
     "reference": "base",
     "dtype": "float32",
     "recompute": "none",
+    "every": 1,
     "attn_backend": "sdpa",
     "chunk_tokens": 0,
     "compile": False,
@@ -52,6 +53,7 @@ def contract() -> str:
         sys.path.insert(0, str(ROOT / folder))
     try:
         import parity
+        import test_expert_parity
         import test_offload
         import test_own_parity
         import test_parity
@@ -62,6 +64,7 @@ def contract() -> str:
     return "\n".join(
         [
             *_one_process(test_parity, parity.MODEL),
+            *_experts(test_expert_parity, test_parity),
             *_own_models(test_own_parity),
             *_same_bits(test_offload, test_run),
             *_resumed(test_run),
@@ -90,6 +93,16 @@ def _one_process(parity: ModuleType, base: Mapping[str, Any]) -> Iterator[str]:
         ("Compiled blocks, by", {2: parity.COMPILED}, "compiled_blocks_give"),
     ):
         yield from _table(f"{words} `{_test(parity, test)}`:", table)
+
+
+def _experts(experts: ModuleType, parity: ModuleType) -> Iterator[str]:
+    named = "; ".join(f"{name} with {_named(model['moe'])}" for name, model in experts.MODELS.items())
+    words = (
+        "**Mixtures of experts**, equal to one process in fp32: as above, with the gradients of the loss of balance, "
+        f"and the tokens that each expert of each layer had, to the last one; within {parity.FP32_BOUND:g} relative, "
+        f"by `{_test(experts, 'every_layout_of_experts')}`. Models: {named}."
+    )
+    yield from _table(words, experts.TABLE)
 
 
 def _own_models(own: ModuleType) -> Iterator[str]:
