@@ -41,20 +41,19 @@ class Head:
         return self.job, self.kept.ref, self.kept.rank
 
 
-@dataclass(slots=True)
 class Pages:
     """Memory that shares of a job lie in, one after another. is_lent: a process of this node may have it mapped, so
     nothing else may ever lie in it.
     """
 
-    job: str
-    descriptor: int
-    memory: mmap.mmap
-    is_lent: bool = False
+    def __init__(self, job: str, descriptor: int, memory: mmap.mmap) -> None:
+        self.job, self.descriptor, self.memory, self.is_lent = job, descriptor, memory, False
+        self._close = weakref.finalize(self, os.close, descriptor)
+        self._close.atexit = False
 
     def close(self) -> None:
         """The pages go with the last who has them mapped."""
-        os.close(self.descriptor)
+        self._close()
 
     def resize(self, num_bytes: int) -> bool:
         """Whether it has that size now."""
@@ -153,7 +152,7 @@ class ReplicaMemory:
             pages = _new_pages(head)
             self.allocated_bytes += head.num_bytes
         lease = _Lease(pages)
-        weakref.finalize(lease, self._let_go, pages).atexit = False
+        weakref.finalize(lease, _let_go, weakref.ref(self), pages).atexit = False
         return Held(head, pages.memory, pages.descriptor, lease)
 
     def finish(self, held: Held) -> None:
@@ -211,8 +210,8 @@ class ReplicaMemory:
                 self._spare.remove(pages)
                 pages.close()
 
-    def _let_go(self, pages: Pages) -> None:
-        """Nobody has the share any more. Takes no lock: it runs wherever that happens, also under our own."""
+    def let_go(self, pages: Pages) -> None:
+        """Nobody has a share in these pages any more. Takes no lock: it runs wherever that happens, also under ours."""
         if pages.is_lent or pages.job not in self._jobs:
             pages.close()
         else:
@@ -222,6 +221,15 @@ class ReplicaMemory:
         return sum(held.head.num_bytes for held in self._held.values()) + sum(
             head.num_bytes for head in self._coming.values()
         )
+
+
+def _let_go(memory: weakref.ref[ReplicaMemory], pages: Pages) -> None:
+    """Nobody has the share any more; the node may have stopped keeping any."""
+    place = memory()
+    if place is None:
+        pages.close()
+    else:
+        place.let_go(pages)
 
 
 def _new_pages(head: Head) -> Pages:

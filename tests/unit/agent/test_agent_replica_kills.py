@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -113,3 +116,25 @@ def test_every_byte_that_is_kept_is_what_was_announced_though_memory_is_used_aga
                 (placed,) = held.head.objects
                 assert xxh3(held.view(placed)) == placed.ref.digest
         assert memory.allocated_bytes <= 3 * 64, "of the shares of four steps"
+
+
+def test_memory_that_nobody_has_any_more_holds_no_file():
+    before = anonymous_files()
+    run = Run(ends_at=-1).run()
+    kept = [held for memory in run.memories.values() for held in memory.held(JOB, CheckpointRef(1, STEPS))]
+    assert len(anonymous_files() - before) >= len(NODES)
+    del run
+    assert all(xxh3(held.view(held.head.objects[0])) == held.head.objects[0].ref.digest for held in kept)
+    del kept
+    gc.collect()
+    assert anonymous_files() <= before
+
+
+def anonymous_files():
+    """The inodes of those that this process has open."""
+    found = set()
+    for link in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):  # the folder's own, which is closed by now
+            if str(link.readlink()).startswith("/memfd:"):
+                found.add(link.stat().st_ino)
+    return found
