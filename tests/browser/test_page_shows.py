@@ -62,7 +62,10 @@ def test_page_of_a_run_shows_state_progress_and_figures(page):
     assert page.inner_text("#more-evaluation") == "at step 500"
     assert page.inner_text("#tile-speed").split() == ["131", "k"]
     assert page.inner_text("#tile-step-time").split() == ["500", "ms"]
-    assert re.fullmatch(r"2\.0\s% data, \d+\s% host, [\d.]+\s% device and peers", page.inner_text("#more-step-time"))
+    split = page.inner_text("#more-step-time").replace("\u00a0", " ")
+    assert split == "84 % computing, 10 % communication, 2.0 % data"
+    told = page.get_attribute("#more-step-time", "title").replace("\u00a0", " ")
+    assert told.startswith("2.0 % data, 28 % forward, 52 % backward, 10 % communication, 4.0 % optimizer")
     assert page.inner_text("#tile-saved") == "step 500"
     assert page.inner_text("#tile-attempt") == "2"
     assert int(page.inner_text("#tile-incidents")) >= 2
@@ -95,7 +98,8 @@ def test_page_of_ranks_shows_each_live_and_the_bad_ones_first(monitor, open_page
     rows = table(page, "ranks")
     assert [row[0] for row in rows] == ["3", "0", "1", "2"]
     assert [row[1] for row in rows] == ["node-b", "node-a", "node-a", "node-b"]
-    assert "median rank" in rows[0][6]
+    assert "median rank" in rows[0][-1]
+    assert [cell.replace("\u00a0", " ") for cell in rows[1][6:9]] == ["84 %", "10 %", "6.0 %"]
     monitor.tell([told.phase("save", 41, 2)])
     page.wait_for_function(
         "document.querySelectorAll('#ranks tbody tr')[3].cells[2].textContent === 'save'", timeout=2000

@@ -8,6 +8,7 @@ from typing import Any
 from phalanx.agent.inventory import Inventory
 from phalanx.api.agent.v1 import agent_service_pb2 as agent_pb
 from phalanx.api.agent.v1 import record_pb2 as pb
+from phalanx.core.step_parts import Part
 from phalanx.gang import Cause, Event, GangOutcome
 from phalanx.gang.cause import first_cause
 
@@ -116,6 +117,7 @@ def _progress(record: pb.Record, event: Event, node: str) -> None:
             data_wait_s=float(fields["data_wait_s"]),
             epochs=fields.get("epochs"),
             replica_bytes_per_token=fields.get("replica_bytes_per_token"),
+            parts=_parts(fields),
         )
     )
 
@@ -124,9 +126,18 @@ def _step_time(record: pb.Record, event: Event, node: str) -> None:
     fields = event.fields
     record.step_time.CopyFrom(
         pb.StepTime(
-            step=int(fields["step"]), step_time_s=float(fields["step_time_s"]), busy_s=float(fields.get("busy_s") or 0)
+            step=int(fields["step"]),
+            step_time_s=float(fields["step_time_s"]),
+            busy_s=float(fields.get("busy_s") or 0),
+            parts=_parts(fields),
         )
     )
+
+
+def _parts(fields: Mapping[str, Any]) -> pb.StepParts | None:
+    """Where a step's time went, if the rank told it."""
+    told = fields.get("parts")
+    return None if told is None else pb.StepParts(**{part.value: float(told[part]) for part in Part})
 
 
 def _committed(record: pb.Record, event: Event, node: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -292,6 +293,7 @@ def facts_of(job: JobView) -> dict[str, Any]:
         "loss": job.loss,
         "epochs": dict(sorted(job.epochs.items())),
         "replica_bytes_per_token": job.replica_bytes_per_token,
+        "step_parts": None if job.step_parts is None else asdict(job.step_parts),
         "attempt": job.attempt,
         "attempts_without_progress": job.num_attempts_without_progress,
         "checkpoint": None
@@ -347,5 +349,9 @@ def _print_job(job: JobView, *, as_json: bool, short: bool = False) -> None:
         if job.checkpoint is not None:
             facts["checkpoint"] = f"a{job.checkpoint.attempt}-s{job.checkpoint.step}"
         facts["cause"] = None if job.cause is None else job.cause.message
+        if job.step_parts is not None and job.step_parts.wall_s > 0:
+            from phalanx.cli.job_display import shares_of
+
+            facts["step_parts"] = shares_of(job.step_parts)
         facts["epochs"] = ", ".join(f"{source} {passes:.2f}" for source, passes in facts["epochs"].items())
         print_facts({key: value for key, value in facts.items() if value not in (None, "", {})}, short_name(job.name))

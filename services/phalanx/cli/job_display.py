@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.step_parts import Part, StepParts
 
 if TYPE_CHECKING:
     from phalanx.client import Client
@@ -98,6 +99,13 @@ def follow_job(
         yield job
         if job.is_over and seen >= job.revision:
             return
+
+
+def shares_of(parts: StepParts) -> str:
+    """The parts of a step's wall time in one line, largest first, those below half a percent left out."""
+    seconds = {part.value.removesuffix("_s").replace("_", " "): getattr(parts, part) for part in Part}
+    shares = sorted(((value / parts.wall_s, name) for name, value in seconds.items()), reverse=True)
+    return ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005)
 
 
 def event_facts(event: EventView) -> dict[str, Any]:

@@ -87,6 +87,7 @@ def rank_messages(views: Iterable[RankView]) -> list[pb.RankStatus]:
             busy_s=view.busy_s,
             alive=view.is_alive,
             note=view.note,
+            parts=view.parts,
         )
         for view in views
     ]

@@ -22,11 +22,14 @@ class _Rank:
     busy_s: deque[float]
     is_alive: bool = True
     note: str = ""
+    parts: record_pb.StepParts | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class RankView:
-    """One rank for people. in_section_s: by the monitor's clock. busy_s: None where unknown."""
+    """One rank for people. in_section_s: by the monitor's clock. busy_s, parts (of the wall time of its last measured
+    step): None where unknown.
+    """
 
     rank: int
     node: str
@@ -36,6 +39,7 @@ class RankView:
     busy_s: float | None
     is_alive: bool
     note: str
+    parts: record_pb.StepParts | None = None
 
 
 @dataclass(slots=True)
@@ -120,7 +124,9 @@ class RankTable:
         section = rank.section
         busy_s = median(rank.busy_s) if rank.busy_s else None
         in_section_s = max(0.0, now_s - section.arrived_s)
-        return RankView(number, node, section.name, section.step, in_section_s, busy_s, rank.is_alive, rank.note)
+        return RankView(
+            number, node, section.name, section.step, in_section_s, busy_s, rank.is_alive, rank.note, rank.parts
+        )
 
     def _rank(self, record: record_pb.Record, now_s: float) -> _Rank:
         if record.rank not in self._ranks:
@@ -146,6 +152,8 @@ class RankTable:
         )
 
     def _step_time(self, rank: _Rank, attempt: int, told: record_pb.StepTime) -> tuple[Verdict, ...]:
+        if told.HasField("parts"):
+            rank.parts = told.parts
         if told.busy_s <= 0:  # not known
             return ()
         rank.busy_s.append(told.busy_s)

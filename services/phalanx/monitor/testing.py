@@ -99,6 +99,11 @@ def started(told: Told, world_size: int = 4, attempt: int = 1, start_step: int =
         yield told.phase("first_step", start_step + 1, rank, 300.0)
 
 
+STEP_PARTS = record_pb.StepParts(
+    data_wait_s=0.01, forward_s=0.14, backward_s=0.26, communication_s=0.05, optimizer_s=0.02, rest_s=0.02
+)
+
+
 def steps(
     told: Told, first: int, last: int, *, world_size: int = 4, seed: int = 0, save_every: int = 100, slow: float = 1.0
 ) -> Iterator[Any]:
@@ -109,7 +114,8 @@ def steps(
     for step in range(first, last + 1):
         for rank in range(world_size):
             busy_s = 0.45 * (slow if rank == world_size - 1 else 1.0) + noise.uniform(0, 0.01)
-            yield told.record(rank, step_time=record_pb.StepTime(step=step, step_time_s=0.5, busy_s=busy_s))
+            step_time = record_pb.StepTime(step=step, step_time_s=0.5, busy_s=busy_s, parts=STEP_PARTS)
+            yield told.record(rank, step_time=step_time)
             yield told.phase("step", step + 1, rank)
         yield told.progress(step, loss_at(step, noise), norm=noise.uniform(0.5, 1.5))
         if step % save_every == 0:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from phalanx.api.agent.v1 import record_pb2
+from phalanx.core.step_parts import StepParts
 from phalanx.lineage.events import JobEvent
+from phalanx.train.wire import parts_of
 
 KEPT_RECORDS: Final = 100_000
 SIGN_OF_LIFE_S: Final = 2.0
@@ -70,7 +72,8 @@ class RecordLog:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """The last finished step of an attempt that is known. loss: None where it is not finite. epochs: passes over each
-    source of a mixture, by name. replica_bytes_per_token: None where replicas sum their gradients at every step.
+    source of a mixture, by name. replica_bytes_per_token: None where replicas sum their gradients at every step. parts:
+    of the step's wall time on rank 0, None where unknown.
     """
 
     attempt: int
@@ -79,6 +82,7 @@ class Progress:
     at_s: float
     epochs: Mapping[str, float] = field(default_factory=dict)
     replica_bytes_per_token: float | None = None
+    parts: StepParts | None = None
 
 
 class LastSteps:
@@ -98,7 +102,10 @@ class LastSteps:
             known = self._by_job.get(job)
             if known is None or record.attempt >= known.attempt:
                 sent = told.replica_bytes_per_token if told.HasField("replica_bytes_per_token") else None
-                self._by_job[job] = Progress(record.attempt, told.step, loss, time.monotonic(), dict(told.epochs), sent)
+                parts = parts_of(told.parts) if told.HasField("parts") else None
+                self._by_job[job] = Progress(
+                    record.attempt, told.step, loss, time.monotonic(), dict(told.epochs), sent, parts
+                )
 
     def of(self, job: str) -> Progress | None:
         """The last step of a job, or None where none was told."""

@@ -217,6 +217,7 @@ class TrainServicer(TrainServiceServicer):
             loss=told.loss,
             epochs=told.epochs,
             replica_bytes_per_token=told.replica_bytes_per_token,
+            step_parts=told.parts,
             waits=waits,
         )
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from phalanx.core.step_parts import StepParts
 from phalanx.lineage import CheckpointRef
 from phalanx.lineage.events import Assignment, Cause, EventType, JobState
 from phalanx.lineage.registry import Origin
@@ -33,8 +34,9 @@ __all__ = [
 class JobView:
     """A job as it stands. spec: the job file as it holds now. step, loss, epochs (passes over each source of a
     mixture, by name), replica_bytes_per_token (what all ranks handed to collectives over dp_replicate in the newest
-    attempt; None where replicas sum their gradients at every step): the last that are known. message: what it waits for
-    or does, in one line. created: ISO 8601, by the clock of the service.
+    attempt; None where replicas sum their gradients at every step), step_parts (of the wall time of that step on rank
+    0): the last that are known. message: what it waits for or does, in one line. created: ISO 8601, by the clock of the
+    service.
     """
 
     name: str
@@ -56,6 +58,7 @@ class JobView:
     num_attempts_without_progress: int = 0
     epochs: Mapping[str, float] = field(default_factory=dict)
     replica_bytes_per_token: float | None = None
+    step_parts: StepParts | None = None
 
     @property
     def is_over(self) -> bool:

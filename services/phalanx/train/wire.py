@@ -12,6 +12,7 @@ from phalanx.api.agent.v1 import agent_service_pb2 as agent_pb
 from phalanx.api.agent.v1 import record_pb2
 from phalanx.api.train.v1 import train_service_pb2 as pb
 from phalanx.core.errors import PhalanxError
+from phalanx.core.step_parts import Part, StepParts
 from phalanx.lineage import CheckpointRef
 from phalanx.lineage.events import Assignment, Cause, EventType, JobEvent, JobState
 from phalanx.lineage.registry import JobName, Origin
@@ -199,6 +200,7 @@ def job_message(view: JobView) -> pb.Job:
         num_attempts_without_progress=view.num_attempts_without_progress,
         epochs=view.epochs,
         replica_bytes_per_token=view.replica_bytes_per_token,
+        step_parts=_parts_message(view.step_parts),
     )
 
 
@@ -228,11 +230,21 @@ def job_of(message: pb.Job) -> JobView:
         replica_bytes_per_token=message.replica_bytes_per_token
         if message.HasField("replica_bytes_per_token")
         else None,
+        step_parts=parts_of(message.step_parts) if message.HasField("step_parts") else None,
     )
 
 
 def _sent_of(message: pb.Job) -> float | None:
     return message.replica_bytes_per_token if message.HasField("replica_bytes_per_token") else None
+
+
+def parts_of(message: record_pb2.StepParts) -> StepParts:
+    """Where a step's time went, from the wire."""
+    return StepParts(**{part.value: getattr(message, part) for part in Part})
+
+
+def _parts_message(parts: StepParts | None) -> record_pb2.StepParts | None:
+    return None if parts is None else record_pb2.StepParts(**{part.value: getattr(parts, part) for part in Part})
 
 
 def _origin_of(message: pb.Origin) -> Origin:
@@ -247,10 +259,11 @@ def job_view(
     loss: float | None = None,
     epochs: Mapping[str, float] | None = None,
     replica_bytes_per_token: float | None = None,
+    step_parts: StepParts | None = None,
     waits: str = "",
 ) -> JobView:
-    """A job as clients see it. step, loss, epochs, replica_bytes_per_token: as the ranks of its newest attempt last
-    told; None: as the events say.
+    """A job as clients see it. step, loss, epochs, replica_bytes_per_token, step_parts: as the ranks of its newest
+    attempt last told; None: as the events say.
     """
     registered = job.registered
     return JobView(
@@ -273,6 +286,7 @@ def job_view(
         num_attempts_without_progress=job.num_without_progress,
         epochs=dict(epochs or {}),
         replica_bytes_per_token=replica_bytes_per_token,
+        step_parts=step_parts,
     )
 
 

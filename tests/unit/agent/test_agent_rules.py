@@ -1,6 +1,7 @@
 """The agent's small rules: slots, GPUs, the node's name, logs, repeated orders, orders for ranks, records."""
 
 import threading
+from dataclasses import asdict
 
 import pytest
 
@@ -18,6 +19,7 @@ from phalanx.api.agent.v1 import agent_service_pb2 as agent_pb
 from phalanx.api.agent.v1 import rank_service_pb2
 from phalanx.api.agent.v1 import record_pb2 as pb
 from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.core.step_parts import Part, StepParts
 from phalanx.gang import Cause, Event, GangOutcome
 from phalanx.gang.cause import CauseKind
 from phalanx.rpc.errors import FailedPrecondition, Superseded
@@ -182,6 +184,15 @@ def test_record_of_a_step_tells_the_passes_over_each_source_of_a_mixture():
     epochs = {"web": 0.25, "code": 1.5}
     assert dict(record_of("progress", **fields, epochs=epochs).progress.epochs) == epochs
     assert not record_of("progress", **fields).progress.epochs
+
+
+@pytest.mark.parametrize("kind", ["progress", "step_time"])
+def test_record_of_a_step_tells_where_its_time_went_if_the_rank_did(kind):
+    fields = {"step": 4, "loss": 1, "gradient_norm": 1, "lr": 0.1, "tokens": 9, "step_time_s": 1, "data_wait_s": 0}
+    parts = StepParts.of({Part.FORWARD: 0.25, Part.COMMUNICATION: 0.5})
+    message = getattr(record_of(kind, **fields, parts=asdict(parts)), kind).parts
+    assert {part: getattr(message, part) for part in Part} == asdict(parts)
+    assert not getattr(record_of(kind, **fields), kind).HasField("parts")
 
 
 def test_record_of_an_error_names_its_cause():

@@ -16,7 +16,7 @@ from phalanx.monitor.attempts import AttemptFacts, layout_words
 from phalanx.monitor.rules import Action, Policy
 from phalanx.monitor.rules.gpu import GpuReading
 from phalanx.monitor.store import MonitorStore, Position
-from phalanx.monitor.testing import Told, run_with_recovery, started, steps, tell_run
+from phalanx.monitor.testing import STEP_PARTS, Told, run_with_recovery, started, steps, tell_run
 from phalanx.rpc import NotFound
 
 JOB = "projects/p/jobs/run-1"
@@ -76,6 +76,7 @@ def test_run_ranks_have_place_section_busy_time_and_note(monitor):
         (0, "node-a", "step", 501), (1, "node-a", "step", 501), (2, "node-b", "step", 501), (3, "node-b", "step", 501),
     ]  # fmt: skip
     assert ranks[3].busy_s > 0.85 and "rank 3 works" in ranks[3].note and ranks[0].note == ""
+    assert all(rank.parts == STEP_PARTS for rank in ranks)
 
 
 def test_verdict_that_train_tells_back_as_an_event_is_no_second_incident(monitor):

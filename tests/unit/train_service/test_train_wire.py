@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from train_values import after, registered, running
 
 from phalanx.api.agent.v1 import agent_service_pb2, record_pb2
 from phalanx.api.train.v1 import train_service_pb2
+from phalanx.core.step_parts import Part, StepParts
 from phalanx.lineage import CheckpointRef
 from phalanx.lineage.events import Assignment, Cause, EventType, JobEvent, JobState
 from phalanx.lineage.registry import Origin
@@ -128,10 +130,24 @@ def test_contract_and_event_log_name_the_same(kind: str, prefix: str) -> None:
     assert {f"INCIDENT_ACTION_{each.upper()}" for each in IncidentAction} == set(actions[1:])
 
 
+def test_parts_of_the_last_step_come_to_the_client_as_rank_0_told_them() -> None:
+    parts = StepParts.of({Part.DATA: 0.125, Part.BACKWARD: 0.5, Part.REST: 0.25})
+    told = record_pb2.Record(attempt=1)
+    told.progress.CopyFrom(record_pb2.Progress(step=7, parts=record_pb2.StepParts(**asdict(parts))))
+    last = LastSteps()
+    last.take("projects/p/jobs/j", told)
+    progress = last.of("projects/p/jobs/j")
+    assert progress is not None and progress.parts == parts
+    job = after(running(), Record(EventType.COMMITTED, 1, 5))
+    view = job_of(job_message(job_view(job, step=7, step_parts=progress.parts)))
+    assert view.step_parts == parts and view.step_parts.wall_s == 0.875
+
+
 def test_view_of_a_job_shows_what_its_ranks_told_last() -> None:
     job = after(running(), Record(EventType.COMMITTED, 1, 5))
     view = job_view(job, step=7, loss=1.5, epochs={"web": 0.5})
     assert (view.step, view.loss, view.checkpoint, view.num_steps) == (7, 1.5, CheckpointRef(1, 5), 100)
     assert view.epochs == {"web": 0.5} and job_view(job).epochs == {}
+    assert job_of(job_message(view)).step_parts is None
     assert view.name == str(registered().name)
     assert job_view(job).step == 5

@@ -194,6 +194,58 @@ class Phase(_message.Message):
 Global___Phase: _TypeAlias = Phase  # noqa: Y015
 
 @_typing.final
+class StepParts(_message.Message):
+    """StepParts is the wall time of a step on one rank, from the end of the step before it to its own end, in seconds. The
+    parts sum up to it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_WAIT_S_FIELD_NUMBER: _builtins.int
+    FORWARD_S_FIELD_NUMBER: _builtins.int
+    BACKWARD_S_FIELD_NUMBER: _builtins.int
+    COMMUNICATION_S_FIELD_NUMBER: _builtins.int
+    OPTIMIZER_S_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_S_FIELD_NUMBER: _builtins.int
+    EVALUATION_S_FIELD_NUMBER: _builtins.int
+    REST_S_FIELD_NUMBER: _builtins.int
+    data_wait_s: _builtins.float
+    """Waiting for its batch."""
+    forward_s: _builtins.float
+    """Model and loss."""
+    backward_s: _builtins.float
+    """Backward pass, recomputation included."""
+    communication_s: _builtins.float
+    """Blocked in collectives, sends and receives."""
+    optimizer_s: _builtins.float
+    """Norm of the gradient, clipping and update."""
+    checkpoint_s: _builtins.float
+    """Held up by saves and copies."""
+    evaluation_s: _builtins.float
+    """Evaluation after the step before."""
+    rest_s: _builtins.float
+    """All else."""
+    def __init__(
+        self,
+        *,
+        data_wait_s: _builtins.float = ...,
+        forward_s: _builtins.float = ...,
+        backward_s: _builtins.float = ...,
+        communication_s: _builtins.float = ...,
+        optimizer_s: _builtins.float = ...,
+        checkpoint_s: _builtins.float = ...,
+        evaluation_s: _builtins.float = ...,
+        rest_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backward_s", b"backward_s", "checkpoint_s", b"checkpoint_s", "communication_s", b"communication_s", "data_wait_s", b"data_wait_s", "evaluation_s", b"evaluation_s", "forward_s", b"forward_s", "optimizer_s", b"optimizer_s", "rest_s", b"rest_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepParts: _TypeAlias = StepParts  # noqa: Y015
+
+@_typing.final
 class Progress(_message.Message):
     """Progress is a finished step, told by rank 0."""
 
@@ -228,6 +280,7 @@ class Progress(_message.Message):
     DATA_WAIT_S_FIELD_NUMBER: _builtins.int
     EPOCHS_FIELD_NUMBER: _builtins.int
     REPLICA_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The step."""
     loss: _builtins.float
@@ -250,6 +303,10 @@ class Progress(_message.Message):
     def epochs(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Passes over each source of a mixture so far, by its name; empty where one split is read."""
 
+    @_builtins.property
+    def parts(self) -> Global___StepParts:
+        """Where its wall time went on rank 0; absent where unknown."""
+
     def __init__(
         self,
         *,
@@ -262,10 +319,11 @@ class Progress(_message.Message):
         data_wait_s: _builtins.float = ...,
         epochs: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         replica_bytes_per_token: _builtins.float | None = ...,
+        parts: Global___StepParts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm", "_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "gradient_norm", b"gradient_norm", "loss", b"loss", "replica_bytes_per_token", b"replica_bytes_per_token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm", "_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "gradient_norm", b"gradient_norm", "loss", b"loss", "parts", b"parts", "replica_bytes_per_token", b"replica_bytes_per_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm", "_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "data_wait_s", b"data_wait_s", "epochs", b"epochs", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "replica_bytes_per_token", b"replica_bytes_per_token", "step", b"step", "step_time_s", b"step_time_s", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm", "_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "data_wait_s", b"data_wait_s", "epochs", b"epochs", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "parts", b"parts", "replica_bytes_per_token", b"replica_bytes_per_token", "step", b"step", "step_time_s", b"step_time_s", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gradient_norm: _TypeAlias = _typing.Literal["gradient_norm"]  # noqa: Y015
     _WhichOneofArgType__gradient_norm: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm"]  # noqa: Y015
@@ -291,22 +349,28 @@ class StepTime(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     STEP_TIME_S_FIELD_NUMBER: _builtins.int
     BUSY_S_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The step."""
     step_time_s: _builtins.float
     """Seconds that the step took on this rank."""
     busy_s: _builtins.float
     """Seconds of it in which this rank worked and did not wait for its peers."""
+    @_builtins.property
+    def parts(self) -> Global___StepParts:
+        """Where its wall time went; absent where unknown."""
+
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         step_time_s: _builtins.float = ...,
         busy_s: _builtins.float = ...,
+        parts: Global___StepParts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["parts", b"parts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "step", b"step", "step_time_s", b"step_time_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_s", b"busy_s", "parts", b"parts", "step", b"step", "step_time_s", b"step_time_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -251,6 +251,7 @@ class RankStatus(_message.Message):
     BUSY_S_FIELD_NUMBER: _builtins.int
     ALIVE_FIELD_NUMBER: _builtins.int
     NOTE_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """The rank."""
     node_id: _builtins.str
@@ -267,6 +268,10 @@ class RankStatus(_message.Message):
     """Whether it lives."""
     note: _builtins.str
     """What is wrong with it, in one line; empty for nothing."""
+    @_builtins.property
+    def parts(self) -> _record_pb2.StepParts:
+        """Where the wall time of its last measured step went; absent where unknown."""
+
     def __init__(
         self,
         *,
@@ -278,10 +283,11 @@ class RankStatus(_message.Message):
         busy_s: _builtins.float | None = ...,
         alive: _builtins.bool = ...,
         note: _builtins.str = ...,
+        parts: _record_pb2.StepParts | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_busy_s", b"_busy_s", "busy_s", b"busy_s"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_busy_s", b"_busy_s", "busy_s", b"busy_s", "parts", b"parts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_busy_s", b"_busy_s", "alive", b"alive", "busy_s", b"busy_s", "in_phase_s", b"in_phase_s", "node_id", b"node_id", "note", b"note", "phase", b"phase", "rank", b"rank", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_busy_s", b"_busy_s", "alive", b"alive", "busy_s", b"busy_s", "in_phase_s", b"in_phase_s", "node_id", b"node_id", "note", b"note", "parts", b"parts", "phase", b"phase", "rank", b"rank", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__busy_s: _TypeAlias = _typing.Literal["busy_s"]  # noqa: Y015
     _WhichOneofArgType__busy_s: _TypeAlias = _typing.Literal["_busy_s", b"_busy_s"]  # noqa: Y015

@@ -24,6 +24,12 @@ export function seconds(value) {
 
 export const age = (value) => (value < 120 ? `${Math.floor(value)}${NARROW}s` : seconds(value));
 
+// Parts of the wall time of a step, as records name them, and what is told of each.
+export const PARTS = {
+  data_wait_s: "data", forward_s: "forward", backward_s: "backward", communication_s: "communication",
+  optimizer_s: "optimizer", checkpoint_s: "saves", evaluation_s: "evaluation", rest_s: "rest",
+};
+
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
 
 export function bytes(value) {

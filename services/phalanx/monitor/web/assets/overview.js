@@ -1,6 +1,6 @@
 // What one sees first: where the run stands, what happens right now and why, and its figures.
 
-import { age, bytes, clock, compact, percent, seconds, words } from "./format.js";
+import { age, bytes, clock, compact, PARTS, percent, seconds, words } from "./format.js";
 
 const byId = (id) => document.getElementById(id);
 const ACTIVE = new Set(["queued", "preparing", "starting", "running", "recovering"]);
@@ -71,17 +71,40 @@ function finish(leftS) {
   return day + at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
 }
 
-// Where a step's time goes: waiting for data, the host's own work, and the rest, which is the device and the peers.
+// Where a step's time goes: as the ranks measured its parts; else waiting for data, the host's own work, and the rest,
+// which is the device and the peers.
 function showSplit(stepTime, dataWait, ranks) {
+  const shares = sharesOf(ranks.map((rank) => rank.parts).filter(Boolean));
+  const split = shares ? measured(shares) : guessed(stepTime, dataWait, ranks);
+  byId("split").hidden = !split.text;
+  for (const name of ["data", "host", "peers", "rest"]) byId(`split-${name}`).style.flexGrow = Number.isFinite(split[name]) ? split[name] : 0;
+  byId("more-step-time").textContent = split.text;
+  byId("more-step-time").title = split.more ?? split.text;
+}
+
+// The mean over ranks of each part's share of the wall time; null where nothing was measured.
+function sharesOf(told) {
+  const sums = Object.keys(PARTS).map((name) => [name, told.reduce((sum, parts) => sum + (parts[name] ?? 0), 0)]);
+  const whole = sums.reduce((sum, [, value]) => sum + value, 0);
+  return whole > 0 ? Object.fromEntries(sums.map(([name, value]) => [name, value / whole])) : null;
+}
+
+function measured(shares) {
+  const host = shares.forward_s + shares.backward_s + shares.optimizer_s, peers = shares.communication_s, data = shares.data_wait_s;
+  return {
+    data, host, peers, rest: 1 - data - host - peers,
+    text: `${percent(host)} computing, ${percent(peers)} communication, ${percent(data)} data`,
+    more: Object.entries(PARTS).map(([name, word]) => `${percent(shares[name])} ${word}`).join(", "),
+  };
+}
+
+function guessed(stepTime, dataWait, ranks) {
   const busy = ranks.map((rank) => rank.busy_s).filter(Number.isFinite).sort((a, b) => a - b);
   const data = Math.min(1, (dataWait ?? NaN) / stepTime);
   const host = Math.max(0, Math.min(1 - data, busy[busy.length >> 1] / stepTime - data));
-  const parts = { data, host, rest: 1 - data - (host || 0) };
-  byId("split").hidden = !Number.isFinite(data);
-  for (const [name, share] of Object.entries(parts)) byId(`split-${name}`).style.flexGrow = Number.isFinite(share) ? share : 0;
-  const text = Number.isFinite(host) ? `${percent(data)} data, ${percent(host)} host, ${percent(parts.rest)} device and peers` : `${percent(data)} data`;
-  byId("more-step-time").textContent = Number.isFinite(data) ? text : "";
-  byId("more-step-time").title = text;
+  const rest = 1 - data - (host || 0);
+  const text = Number.isFinite(host) ? `${percent(data)} data, ${percent(host)} host, ${percent(rest)} device and peers` : `${percent(data)} data`;
+  return { data, host, peers: 0, rest, text: Number.isFinite(data) ? text : "" };
 }
 
 // What is going on where a run does not simply train, and why.

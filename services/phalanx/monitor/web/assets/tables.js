@@ -1,6 +1,6 @@
 // Rows of text, changed where they differ. Text only: nothing that a run says becomes markup.
 
-import { bytes, clock, compact, NARROW, percent, seconds, words } from "./format.js";
+import { bytes, clock, compact, NARROW, PARTS, percent, seconds, words } from "./format.js";
 
 const MAX_ROWS = 500;
 
@@ -17,8 +17,16 @@ export function fillRanks(table, ranks) {
   const isBad = (rank) => !rank.alive || Boolean(rank.note);
   rows(table, [...ranks.filter(isBad), ...ranks.filter((rank) => !isBad(rank))].map((rank) => ({
     bad: isBad(rank),
-    cells: [rank.rank, rank.node_id, words(rank.phase), rank.step, seconds(rank.in_phase_s), seconds(rank.busy_s), rank.note || (rank.alive ? "" : "gone")],
+    cells: [rank.rank, rank.node_id, words(rank.phase), rank.step, seconds(rank.in_phase_s), seconds(rank.busy_s), ...timeOf(rank.parts), rank.note || (rank.alive ? "" : "gone")],
   })));
+}
+
+// Where the wall time of the last measured step went: computing, waiting for peers, and what else is worth a look.
+function timeOf(parts) {
+  if (!parts) return ["–", "–", "–"];
+  const whole = Object.keys(PARTS).reduce((sum, name) => sum + (parts[name] ?? 0), 0);
+  const share = (...names) => percent(names.reduce((sum, name) => sum + (parts[name] ?? 0), 0) / whole);
+  return [share("forward_s", "backward_s", "optimizer_s"), share("communication_s"), share("data_wait_s", "checkpoint_s", "evaluation_s", "rest_s")];
 }
 
 export function fillGpus(table, gpus) {
