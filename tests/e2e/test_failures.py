@@ -25,6 +25,8 @@ from support.jobs import (
 
 from phalanx.gang import Event, ForkServer
 from phalanx.lineage import CheckpointRef
+from phalanx.lineage.plan import spans_of
+from phalanx.lineage.rollback import roll_backs
 
 NO_SAVE = ("--set", "checkpoint.interval=5")
 
@@ -151,6 +153,34 @@ def test_non_finite_loss_stops_the_run_where_the_job_says_so(corpus: str, tmp_pa
     assert finished.code == 2
     assert finished.err.splitlines()[-1].startswith("phalanx: step 3 is 'loss nan")
     assert json.loads(finished.out)["attempts"] == [1]
+
+
+def test_steps_that_stay_non_finite_are_rolled_back_together_and_left_out(
+    corpus: str, server: ForkServer, tmp_path: Path
+) -> None:
+    """Steps 4, 5 and 6 fail on one rank; at step 4 no checkpoint is taken, that of step 2 is gone back to."""
+    path = user_job(tmp_path, corpus, "OverflowsFromThen", once=True, at_call=4, on_rank=1)
+    run = run_here(path, server, 'recovery.on_nan="roll_back"', "training.steps=8")
+    assert run.outcome is not None and run.outcome.ok and run.outcome.attempts == 2, run.outcome
+    (incident,) = run.tally.incidents
+    assert "steps 4 to 6 gave no finite loss and gradient" in incident
+    lineage = lineage_of(path)
+    first, second = lineage.attempts()
+    assert second.parent == CheckpointRef(first.number, 2)
+    skips = [spans_of(entry) for entry in lineage.journal(second.number) if entry.kind == "skip"]
+    assert skips == [((3 * 8, 6 * 8),)]
+    losses = run.tally.losses
+    assert sorted(losses) == list(range(1, 9)) and losses[4] == losses[5] == losses[6] == 0.0
+    assert_proven(path, 8)
+
+
+def test_steps_that_are_never_finite_again_end_the_job_after_so_many_attempts(
+    corpus: str, server: ForkServer, tmp_path: Path
+) -> None:
+    path = user_job(tmp_path, corpus, "OverflowsFromThen", at_call=1, on_rank=1)
+    run = run_here(path, server, 'recovery.on_nan="roll_back"', "recovery.max_attempts_without_progress=2")
+    assert run.outcome is not None and not run.outcome.ok and run.outcome.attempts == 2
+    assert [back.first_step for back in roll_backs(lineage_of(path))] == [1, 1]
 
 
 def flip(path: Path) -> None:

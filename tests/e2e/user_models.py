@@ -130,6 +130,22 @@ class Overflows(Bigram):
         return logits * torch.inf
 
 
+class OverflowsFromThen(Bigram):
+    """Its logits are not finite from that call on; with `once`, in one process alone."""
+
+    def __init__(self, vocab_size: int, at_call: int, on_rank: int, once: str = "") -> None:
+        super().__init__(vocab_size, at_call, on_rank, once)
+        self.overflows = False
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        logits = super().forward(tokens, position_ids, document_ids)
+        return logits * torch.inf if self.overflows else logits
+
+    def misbehave(self, logits: Tensor) -> Tensor:
+        self.overflows = True
+        return logits
+
+
 class TimesReports(Bigram):
     """Writes down how much of the time since its 10th forward this rank has spent on telling things: `times`-<rank>."""
 

@@ -101,6 +101,8 @@ def _rules(job: Job) -> Iterator[Rule]:
     never, reason = not job.validation.freq, "validation.freq is 0"
     yield never and "windows" in job.validation.model_fields_set, "validation.windows", reason
     yield never and job.data.held_out is not None, "data.held_out", reason
+    stops = job.training.non_finite == "stop" and "on_nan" in job.recovery.model_fields_set
+    yield stops, "recovery.on_nan", 'training.non_finite is "stop", which ends the job at the first'
     all_stay, reason = not job.checkpoint.keep_latest_k, "checkpoint.keep_latest_k is 0: all checkpoints stay"
     yield all_stay and job.checkpoint.keep_every_n > 0, "checkpoint.keep_every_n", reason
     yield all_stay and job.checkpoint.keep_best_m > 0, "checkpoint.keep_best_m", reason
@@ -179,7 +181,9 @@ def _service_rules(job: Job) -> Iterator[Rule]:
     yield has_quota, "checkpoint.speculative_keep_k", reason
     yield job.checkpoint.memory_interval > 0, "checkpoint.memory_interval", f"it is {only} keeps copies"
     for name in ("on_nan", "on_spike", "on_divergence", "on_hang"):
-        yield name in job.recovery.model_fields_set, f"recovery.{name}", f"it is {only} acts on it"
+        by_ranks = name == "on_nan" and job.recovery.on_nan == "roll_back"
+        is_set = name in job.recovery.model_fields_set and not by_ranks
+        yield is_set, f"recovery.{name}", f"it is {only} acts on it"
     skips, reason = job.recovery.on_bad_shard == "skip", f"it is {only} decides which windows a shard costs"
     yield skips, "recovery.on_bad_shard", reason
     has_no_effect = not skips and "bad_shard_budget" in job.recovery.model_fields_set

@@ -159,8 +159,8 @@ class Recovery(Section):
     )
     on_nan: Remedy = key(
         Mark.FREE,
-        "What follows when steps give no finite loss or gradient again and again; a single one is left out by "
-        "`training.non_finite`.",
+        "What follows when three steps in a row give no finite loss or gradient; a single one is left out by "
+        "`training.non_finite`. Without the services the ranks do `roll_back` together, and nobody the others.",
         "skip",
     )
     on_spike: Remedy = key(Mark.FREE, "What follows when the loss jumps far above its course.", "notify")

@@ -244,6 +244,10 @@ class AgentControl:
             LOG.warning("nothing is decided about the damage of %s: %s", key, error)
             return False
 
+    def roll_back(self, first_step: int, last_step: int) -> bool:
+        """See `Control.roll_back`: the monitor sees the same steps, and train acts."""
+        return False
+
     def listen(self) -> None:
         """Takes orders as signals too from now on; call in the main thread."""
         self._signals.listen()

@@ -117,6 +117,12 @@ class Control(Protocol):
         """
         ...
 
+    def roll_back(self, first_step: int, last_step: int) -> bool:
+        """The steps from first_step to last_step, both included, gave nothing finite. True: it is written down that the
+        next attempt begins before them and leaves their windows out, and this one is to end; False: others decide.
+        """
+        ...
+
     def orders(self) -> Orders:
         """Orders that reached this rank since the last call; never blocks."""
         ...

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.core.step_parts import Part
+from phalanx.lineage.rollback import NOT_FINITE_AGAIN
 from phalanx.parallel.routing import ExpertLoad
 from phalanx.stream import DamagedShard
 from phalanx.trainer.control import Orders, Plan
@@ -89,7 +90,8 @@ def steps(session: Session) -> Ending:
         orders = waiting if replicas.is_one(session.step, session.last_step) else Orders.NONE
         waiting &= ~orders
         is_ordered = orders & (Orders.STOP | Orders.CHECKPOINT) or session.step == session.last_step
-        if is_ordered or (saver.due(session.step) and not saver.skips(session.step, word.is_any_busy)):
+        is_due = saver.due(session.step) and not may_go_back(session)
+        if is_ordered or (is_due and not saver.skips(session.step, word.is_any_busy)):
             with clock.part(Part.CHECKPOINT):
                 session.phases.enter("commit", session.step)
                 saver.finish()
@@ -124,7 +126,9 @@ def update(
         session.saver.wait_captured()
         if session.replicator is not None:
             session.replicator.wait_captured()
-    if not word.is_finite:
+    if word.is_finite:
+        session.not_finite_since = None
+    else:
         refuse_update(session, word)
     with clock.part(Part.OPTIMIZER):
         if word.is_finite:
@@ -222,7 +226,7 @@ def agree(session: Session, loss: torch.Tensor, square_sum: torch.Tensor) -> Wor
 
 
 def refuse_update(session: Session, word: Word) -> None:
-    """All ranks saw the same non-finite step: by the job's policy they leave its update out, or end."""
+    """All ranks saw the same non-finite step: by the job's policy they leave its update out, end, or go back."""
     session.report("non_finite", step=session.step, loss=repr(word.loss), gradient_norm=repr(word.gradient_norm))
     if session.prepared.job.training.non_finite == "stop":
         raise PhalanxError(
@@ -231,6 +235,33 @@ def refuse_update(session: Session, word: Word) -> None:
             expected="finite numbers, since training.non_finite is 'stop'",
             remedy='lower optimizer.lr, or set training.non_finite = "skip" in a new job',
         )
+    session.not_finite_since = session.not_finite_since or session.step
+    if session.prepared.job.recovery.on_nan == "roll_back":
+        roll_back_when_again(session, session.not_finite_since)
+
+
+def may_go_back(session: Session) -> bool:
+    """Whether the last steps gave nothing finite and the job may go back behind them: a checkpoint would be none to go
+    back to, and no progress.
+    """
+    return session.not_finite_since is not None and session.prepared.job.recovery.on_nan == "roll_back"
+
+
+def roll_back_when_again(session: Session, first_step: int) -> None:
+    """Ends the attempt, on all ranks at once, where the steps since `first_step` are so many that it is no passing
+    fault, and the ranks are who decides about it. What was saved before is committed first.
+    """
+    if session.step - first_step + 1 < NOT_FINITE_AGAIN or not session.control.roll_back(first_step, session.step):
+        return
+    session.saver.finish()
+    raise RolledBack(
+        f"steps {first_step} to {session.step} gave no finite loss and gradient: the next attempt begins before them "
+        'and leaves their windows out (recovery.on_nan = "roll_back")'
+    )
+
+
+class RolledBack(RuntimeError):
+    """Ends an attempt that all ranks gave up together; the next one goes back."""
 
 
 def tell(session: Session, result: StepResult, lr: float, expert_counts: torch.Tensor | None) -> None:

@@ -49,7 +49,9 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Session:
-    """One rank's training, ready for the step after `step`. start: where the attempt's loader began."""
+    """One rank's training, ready for the step after `step`. start: where the attempt's loader began. not_finite_since:
+    the first of the last steps in a row that gave nothing finite.
+    """
 
     prepared: Prepared
     rank: int
@@ -70,6 +72,7 @@ class Session:
     step: int
     reading: JobReading
     replicator: Replicator | None = None
+    not_finite_since: int | None = None
 
     @property
     def last_step(self) -> int:

@@ -24,6 +24,7 @@ from phalanx.lineage.plan import (
     reading_plan,
     zero_weight_spans,
 )
+from phalanx.lineage.rollback import RollBack, leave_out, roll_back, roll_backs, too_new
 from phalanx.lineage.wishes import Wishes, grant
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.commit import commit
@@ -98,16 +99,21 @@ class StorageControl:
         }
 
     def _open_attempt(self) -> Attempt:
-        """Opens from the newest checkpoint that is not known, and does not turn out, to be damaged."""
-        proposal, avoid = self._proposal, set(damaged_checkpoints(self._lineage))
+        """Opens from the newest checkpoint that is not known, and does not turn out, to be damaged, and that no steps
+        went into which ranks went back behind; the windows of those are left out.
+        """
+        proposal, backs = self._proposal, roll_backs(self._lineage)
+        avoid = set(damaged_checkpoints(self._lineage)) | too_new(self._lineage, backs)
         while True:
             try:
-                return self._lineage.open_attempt(
+                attempt = self._lineage.open_attempt(
                     code_digest=proposal.code_digest,
                     identity_digest=proposal.identity_digest,
                     placement=proposal.placement,
                     avoid=avoid,
                 )
+                leave_out(self._lineage, attempt.number, ((back.begin, back.end) for back in backs), "roll-back")
+                return attempt
             except DamagedObject as error:
                 if error.checkpoint is None or error.checkpoint in avoid:
                     raise
@@ -152,6 +158,16 @@ class StorageControl:
             expected="data that can be read: which windows it costs (recovery.on_bad_shard) the services alone decide",
             remedy="submit the job to the services, or put the object back as `phalanx data prepare` wrote it",
         ) from None
+
+    def roll_back(self, first_step: int, last_step: int) -> bool:
+        """See `Control.roll_back`: the next attempt finds it in this one's journal."""
+        self._exchange.share(lambda: self._roll_back(first_step, last_step), self._deadline_s)
+        return True
+
+    def _roll_back(self, first_step: int, last_step: int) -> dict[str, Any]:
+        begin, end = self._position_after(first_step - 1), self._position_after(last_step)
+        roll_back(self._lineage, RollBack(self._attempt, first_step, last_step, begin, end))
+        return {}
 
     def listen(self) -> None:
         """Takes orders as signals from now on; call in the main thread."""

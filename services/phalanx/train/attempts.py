@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from phalanx.lineage import Attempt, CheckpointRef, DamagedObject, Lineage
-from phalanx.lineage.plan import SKIP_KIND, damaged_checkpoints, spans_of
+from phalanx.lineage.plan import damaged_checkpoints
+from phalanx.lineage.rollback import leave_out
 from phalanx.objects import ObjectStore
 from phalanx.train.decide import Opened
 from phalanx.train.states import Preparation, Start
@@ -17,7 +18,9 @@ def open_attempt(store: ObjectStore, start: Start, preparation: Preparation, win
     """
     lineage = Lineage(store)
     attempt = _opened(lineage, start, preparation)
-    _leave_out(lineage, attempt, start, windows)
+    if start.skips:
+        wanted = [lineage.windows_of(first, last, windows) for first, last in start.skips]
+        leave_out(lineage, attempt.number, wanted, start.request_id)
     return Opened(attempt.number, attempt.parent)
 
 
@@ -42,19 +45,3 @@ def _opened(lineage: Lineage, start: Start, preparation: Preparation) -> Attempt
 def _too_new(lineage: Lineage, first_step: int) -> set[CheckpointRef]:
     """Checkpoints that the windows to be left out went into."""
     return {ref for ref in lineage.checkpoints() if first_step and ref.step >= first_step}
-
-
-def _leave_out(lineage: Lineage, attempt: Attempt, start: Start, windows: int) -> None:
-    """Journals the windows of steps that are to be left out, where the attempt's journal does not hold them yet: an
-    attempt without a checkpoint takes its entries with it.
-    """
-    if not start.skips:
-        return
-    wanted = [lineage.windows_of(first, last, windows) for first, last in start.skips]
-    held = {span for entry in lineage.journal(attempt.number) if entry.kind == SKIP_KIND for span in spans_of(entry)}
-    for begin, end in wanted:
-        if (begin, end) not in held:
-            request_id = f"{start.request_id}-skip-{begin}-{end}"
-            lineage.append_journal(
-                attempt.number, SKIP_KIND, begin, {"num_windows": end - begin}, request_id=request_id
-            )

@@ -344,6 +344,14 @@ def test_setting_that_only_services_read_is_told_without_them():
     assert without_effect(job, job.layout(4), under_services=True) == ()
 
 
+def test_roll_back_at_nan_is_done_by_the_ranks_themselves_unless_the_first_step_ends_the_job():
+    job = sample(data__held_out=None, recovery__on_nan="roll_back")
+    assert without_effect(job, job.layout(4)) == without_effect(job, job.layout(4), under_services=True) == ()
+    stops = sample(data__held_out=None, recovery__on_nan="roll_back", training__non_finite="stop")
+    told = ('recovery.on_nan has no effect, because training.non_finite is "stop", which ends the job at the first',)
+    assert without_effect(stops, stops.layout(4)) == told
+
+
 def test_keep_every_n_without_retention_is_told():
     job = sample(data__held_out=None, checkpoint__keep_every_n=10)
     reason = "checkpoint.keep_latest_k is 0: all checkpoints stay"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.core.step_parts import Part, StepParts
 from phalanx.stream import DamagedShard
-from phalanx.trainer.control import Superseded
-from phalanx.trainer.loop import take
+from phalanx.trainer.control import Orders, Superseded
+from phalanx.trainer.loop import RolledBack, Word, refuse_update, take
 from phalanx.trainer.recorder import StepResult
 from phalanx.trainer.step_times import EVERY_STEPS, StepTimes
 
@@ -89,3 +90,47 @@ def test_step_times_without_a_report_cost_nothing_and_tell_nothing() -> None:
     with times.work(EVERY_STEPS):
         pass
     times.tell(StepResult(EVERY_STEPS, 1.0, 1.0, 8, 0.5, PARTS), 0.25)
+
+
+class Diverging:
+    """A session whose steps give nothing finite. rolls_back: what its control says."""
+
+    def __init__(self, on_nan: str, *, rolls_back: bool) -> None:
+        self.told: list[tuple[str, dict[str, Any]]] = []
+        self.asked: list[tuple[int, int]] = []
+        self.finished = 0
+        self.step = 0
+        self.not_finite_since: int | None = None
+        job = SimpleNamespace(training=SimpleNamespace(non_finite="skip"), recovery=SimpleNamespace(on_nan=on_nan))
+        self.prepared = SimpleNamespace(job=job)
+        self.control = SimpleNamespace(roll_back=lambda first, last: self.asked.append((first, last)) or rolls_back)
+        self.saver = SimpleNamespace(finish=self._finish)
+
+    def report(self, kind: str, **fields: Any) -> None:
+        self.told.append((kind, fields))
+
+    def _finish(self) -> None:
+        self.finished += 1
+
+    def take(self, step: int) -> None:
+        self.step = step
+        refuse_update(self, Word(math.nan, (1.0,), Orders.NONE, False))  # type: ignore[arg-type]
+
+
+def test_third_step_in_a_row_without_finite_numbers_goes_back_behind_all_of_them() -> None:
+    session = Diverging("roll_back", rolls_back=True)
+    session.take(5)
+    session.take(6)
+    assert session.asked == []
+    with pytest.raises(RolledBack, match="steps 5 to 7 "):
+        session.take(7)
+    assert session.asked == [(5, 7)] and session.finished == 1, "what was saved before is committed"
+
+
+@pytest.mark.parametrize(("on_nan", "num_asked"), [("roll_back", 3), ("skip", 0), ("notify", 0)])
+def test_steps_without_finite_numbers_are_left_out_where_others_decide(on_nan: str, num_asked: int) -> None:
+    session = Diverging(on_nan, rolls_back=False)
+    for step in range(1, 6):
+        session.take(step)
+    assert len(session.asked) == num_asked and [kind for kind, _ in session.told] == ["non_finite"] * 5
+    assert session.finished == 0

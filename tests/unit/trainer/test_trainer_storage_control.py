@@ -15,6 +15,7 @@ from torch.distributed import HashStore
 from phalanx.core.digest import sha256
 from phalanx.core.errors import OutsideError
 from phalanx.lineage import CheckpointRef, DamagedObject, JournalEntry, Lineage, LoaderState, Manifest
+from phalanx.lineage.rollback import roll_backs
 from phalanx.objects import ObjectStore, StoreError, open_store
 from phalanx.objects.faults import FaultyStore, fail_before, on
 from phalanx.snapshot import IncompleteCheckpoint
@@ -229,3 +230,29 @@ def test_commit_that_takes_longer_than_its_deadline_is_told_by_name(store: Objec
     with pytest.raises(OutsideError, match=r"not committed within 0\.01 s"):
         control.commit(manifest(1, 2)).wait(0.01)
     control.close()
+
+
+def test_rolled_back_steps_are_left_out_and_their_checkpoints_avoided(store: ObjectStore) -> None:
+    lineage, control = Lineage(store), control_of(store)
+    control.open()
+    for step in (2, 4):
+        lineage.commit(manifest(1, step))
+    assert control.roll_back(4, 6) and control.roll_back(4, 6), "said twice it is one"
+    second = control_of(store).open()
+    assert second.parent == manifest(1, 2), "the checkpoint of step 4 had its windows in it"
+    assert second.plan.zero_weight == ((3, 6),)
+    lineage.commit(manifest(2, 4))
+    third = control_of(store).open()
+    assert third.parent == manifest(2, 4), "that of an attempt which left them out is as good as any"
+    assert third.plan.zero_weight == ((3, 6),)
+    assert [back.first_step for back in roll_backs(lineage)] == [4]
+
+
+def test_roll_back_of_an_attempt_without_a_checkpoint_holds_for_the_next_ones(store: ObjectStore) -> None:
+    control = control_of(store)
+    control.open()
+    control.roll_back(1, 3)
+    for _ in range(2):
+        opened = control_of(store).open()
+        assert opened.parent is None and opened.plan.zero_weight == ((0, 3),)
+    assert len(roll_backs(Lineage(store))) == 1
