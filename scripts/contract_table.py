@@ -19,16 +19,7 @@ PAGE = ROOT / "docs" / "layouts.md"
 BEGIN, END = "<!-- contract: begin -->", "<!-- contract: end -->"
 FOLDERS = ("tests", "tests/distributed/parallel", "tests/e2e")
 AXES = ("pp", "dp_replicate", "cp", "tp")
-# What a case has beside its layout, and what is not worth saying.
-USUAL: Mapping[str, object] = {
-    "reference": "base",
-    "dtype": "float32",
-    "recompute": "none",
-    "every": 1,
-    "attn_backend": "sdpa",
-    "chunk_tokens": 0,
-    "compile": False,
-}
+# Of a case, what is not its layout and not worth saying.
 NOT_SHOWN = ("parallel", "model", "world_size")
 SAID = {"reference": "model", "dtype": "", "attn_backend": "attention", "compile": "compiled"}
 
@@ -92,7 +83,7 @@ def _one_process(parity: ModuleType, base: Mapping[str, Any]) -> Iterator[str]:
         ("Further ones, by", parity.LONG, "further_layouts_give"),
         ("Compiled blocks, by", {2: parity.COMPILED}, "compiled_blocks_give"),
     ):
-        yield from _table(f"{words} `{_test(parity, test)}`:", table)
+        yield from _table(f"{words} `{_test(parity, test)}`:", table, parity._case())
 
 
 def _experts(experts: ModuleType, parity: ModuleType) -> Iterator[str]:
@@ -110,7 +101,7 @@ def _own_models(own: ModuleType) -> Iterator[str]:
         "**A model, a loss and a metric of one's own**, equal to one process in fp32: loss, metric, gradients and "
         f"their norm, within {own.BOUND:g} relative, by `{_test(own, 'every_layout_of_an_own_model')}`:"
     )
-    yield from _table(words, own.TABLE)
+    yield from _table(words, own.TABLE, own._case())
 
 
 def _same_bits(offload: ModuleType, run: ModuleType) -> Iterator[str]:
@@ -119,7 +110,7 @@ def _same_bits(offload: ModuleType, run: ModuleType) -> Iterator[str]:
         f"(`{_test(run, 'resume_in_the_same_layout')}`); losses, norms, weights and moments after several clipped "
         f"updates with `cpu_offload` are those without it, by `{_test(offload, 'offloaded_training_is_the_same')}`:"
     )
-    yield from _table(words, offload.CASES)
+    yield from _table(words, offload.CASES, offload._case())
 
 
 def _resumed(run: ModuleType) -> Iterator[str]:
@@ -133,11 +124,12 @@ def _resumed(run: ModuleType) -> Iterator[str]:
     )
 
 
-def _table(words: str, table: Mapping[int, Mapping[str, Mapping[str, Any]]]) -> Iterator[str]:
+def _table(words: str, table: Mapping[int, Mapping[str, Mapping[str, Any]]], usual: Mapping[str, Any]) -> Iterator[str]:
+    """usual: a case of which nothing was said, whose values are not shown."""
     yield from ("", words, "", "| ranks | layout | beside it | case |", "|---:|---|---|---|")
     for size, cases in table.items():
         for name, case in cases.items():
-            yield f"| {size} | {_layout(size, case['parallel'])} | {', '.join(_beside(case)) or '-'} | `{name}` |"
+            yield f"| {size} | {_layout(size, case['parallel'])} | {', '.join(_beside(case, usual)) or '-'} | `{name}` |"
 
 
 def _named(args: Mapping[str, Any]) -> str:
@@ -155,9 +147,9 @@ def _layout(size: int, parallel: Mapping[str, Any]) -> str:
     return ", ".join([said, *(_said(key, value) for key, value in keys.items())])
 
 
-def _beside(case: Mapping[str, Any]) -> Iterator[str]:
+def _beside(case: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterator[str]:
     for key, value in case.items():
-        if key not in NOT_SHOWN and value != USUAL.get(key):
+        if key not in NOT_SHOWN and value != usual.get(key):
             yield _said(SAID.get(key, key), value)
 
 
