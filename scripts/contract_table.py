@@ -93,7 +93,7 @@ def _experts(experts: ModuleType, parity: ModuleType) -> Iterator[str]:
         f"and the tokens that each expert of each layer had, to the last one; within {parity.FP32_BOUND:g} relative, "
         f"by `{_test(experts, 'every_layout_of_experts')}`. Models: {named}."
     )
-    yield from _table(words, experts.TABLE)
+    yield from _table(words, experts.TABLE, parity._case())
 
 
 def _own_models(own: ModuleType) -> Iterator[str]:
@@ -129,7 +129,8 @@ def _table(words: str, table: Mapping[int, Mapping[str, Mapping[str, Any]]], usu
     yield from ("", words, "", "| ranks | layout | beside it | case |", "|---:|---|---|---|")
     for size, cases in table.items():
         for name, case in cases.items():
-            yield f"| {size} | {_layout(size, case['parallel'])} | {', '.join(_beside(case, usual)) or '-'} | `{name}` |"
+            beside = ", ".join(_beside(case, usual)) or "-"
+            yield f"| {size} | {_layout(size, case['parallel'])} | {beside} | `{name}` |"
 
 
 def _named(args: Mapping[str, Any]) -> str:
