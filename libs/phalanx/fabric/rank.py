@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ from phalanx.trainer.network import enter_network
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import Store
 
 MIN_ITERATIONS, MOST_ITERATIONS = 5, 50
 # How often a pair sends a message there and back.
@@ -31,9 +32,9 @@ MEETING_DEADLINE_S = 120.0
 TIMEOUT_MARGIN_S = 30.0
 
 
-def run_rank(context: RankContext) -> None:
-    """Entry of a rank; context.arguments: a Plan as JSON. Raises PhalanxError where this host lacks a GPU or what the
-    network's settings name.
+def run_rank(context: RankContext, at_end: Callable[[Store], None] = lambda store: None) -> None:
+    """Entry of a rank; context.arguments: a Plan as JSON. at_end: gets the ranks' store once all is measured. Raises
+    PhalanxError where this host lacks a GPU or what the network's settings name.
     """
     import torch.distributed as dist
 
@@ -47,7 +48,7 @@ def run_rank(context: RankContext) -> None:
     device = open_device(plan.device, deterministic=False)
     phases = _Phases(context, plan.deadline_s)
     phases.enter("meeting of the ranks", max(MEETING_DEADLINE_S, plan.deadline_s))
-    init_process_group(context, max(MEETING_DEADLINE_S, 2 * plan.deadline_s) + TIMEOUT_MARGIN_S, plan.backend)
+    store = init_process_group(context, max(MEETING_DEADLINE_S, 2 * plan.deadline_s) + TIMEOUT_MARGIN_S, plan.backend)
     groups = build_mesh(plan.layout, device).groups
     world = dist.group.WORLD
     assert world is not None
@@ -65,6 +66,7 @@ def run_rank(context: RankContext) -> None:
         )
     _measure_pairs(context, plan, device, phases)
     phases.enter("end")
+    at_end(store)
     dist.barrier()
     dist.destroy_process_group()
 

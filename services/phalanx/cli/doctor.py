@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.config import Overrides
-from phalanx.cli.doctor_network import Asked, exit_code, measure_network, plan_of
+from phalanx.cli.doctor_network import Asked, exit_code, measure_launched_network, measure_network, plan_of
 from phalanx.cli.doctor_network import as_json as network_json
 from phalanx.cli.doctor_network import show as show_network
 from phalanx.cli.output import print_facts, print_json, print_table
@@ -104,10 +104,16 @@ def doctor(
     Exit code 1 where the store can not promise what Phalanx needs, a pair of ranks is slow or a rank fails, 2 where the
     store refuses us.
     """
-    asked = Asked(job, nproc, device, parallel, set_ or (), min_size, max_size, deadline_s)
-    plan = plan_of(asked) if asked.is_wanted else None
     from rich.console import Console
 
+    from phalanx.fabric.launched import launched_world
+
+    launched = launched_world(os.environ)
+    asked = Asked(job, nproc, device, parallel, set_ or (), min_size, max_size, deadline_s, launched)
+    plan = plan_of(asked) if asked.is_wanted else None
+    if plan is not None and launched is not None and os.environ["RANK"] != "0":
+        measure_launched_network(plan, Console(stderr=True, quiet=True))
+        return
     facts = machine_facts()
     report: ProbeReport | None = None
     if storage is not None:
@@ -115,7 +121,11 @@ def doctor(
         from phalanx.objects.probe import probe
 
         report = probe(open_store(storage, StorageSettings(endpoint, region, profile=profile), deadline_s))
-    outcome, found = (None, None) if plan is None else measure_network(plan, Console(stderr=True))
+    outcome, found = None, None
+    if plan is not None and launched is not None:
+        outcome, found = measure_launched_network(plan, Console(stderr=True))
+    elif plan is not None:
+        outcome, found = measure_network(plan, Console(stderr=True))
     if as_json:
         network = {} if plan is None or outcome is None else {"network": network_json(plan, outcome, found)}
         print_json({**_as_json(facts, report), **network})

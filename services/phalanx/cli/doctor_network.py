@@ -30,7 +30,9 @@ _UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The options of the command that concern the network, as they were given."""
+    """The options of the command that concern the network, as they were given. launched: ranks that torchrun started,
+    this process among them.
+    """
 
     job: Path | None
     nproc: int | None
@@ -40,11 +42,20 @@ class Asked:
     min_size: str
     max_size: str
     deadline_s: float
+    launched: int | None = None
+
+    @property
+    def num_ranks(self) -> int | None:
+        """As given, or as there are; None where the job says."""
+        return self.launched or self.nproc
 
     @property
     def is_wanted(self) -> bool:
         """Whether anything about the network was asked; raises PhalanxError where an option has nothing to act on."""
-        if self.nproc is not None or self.job is not None:
+        if self.launched is not None and self.nproc not in (None, self.launched):
+            expected = f"the {self.launched} ranks that torchrun started"
+            raise PhalanxError("--nproc", value=self.nproc, expected=expected, remedy="leave it out")
+        if self.num_ranks is not None or self.job is not None:
             return True
         for name, value in (("--parallel", self.parallel), ("--device", self.device)):
             if value is not None:
@@ -116,18 +127,18 @@ def _job(asked: Asked) -> Job | None:
 
 def _layout(asked: Asked, job: Job | None) -> Layout:
     if job is None:
-        assert asked.nproc is not None
-        return _layout_of(asked.parallel or "", asked.nproc)
+        assert asked.num_ranks is not None
+        return _layout_of(asked.parallel or "", asked.num_ranks)
     from phalanx.planner.automatic import choose
 
-    if asked.nproc is None and job.cluster.nodes != 1:
+    if asked.num_ranks is None and job.cluster.nodes != 1:
         raise PhalanxError(
             "cluster.nodes",
             value=job.cluster.nodes,
             expected="1, since `phalanx doctor` starts ranks on this machine only",
-            remedy="give their number by --nproc, and axes that fit it by --set",
+            remedy="give their number by --nproc and axes that fit it by --set, or start it by torchrun on every node",
         )
-    num_ranks = asked.nproc or job.cluster.world_size
+    num_ranks = asked.num_ranks or job.cluster.world_size
     return choose(job, num_ranks).job.layout(num_ranks)
 
 
@@ -165,6 +176,23 @@ def measure_network(plan: Plan, console: Console) -> tuple[GangOutcome, Report |
             observe("measuring", done, total)
 
         return measure(plan, server, Hooks(on_phase), stop=stop)
+
+
+def measure_launched_network(plan: Plan, console: Console) -> tuple[GangOutcome, Report | None]:
+    """Measures as one of torchrun's ranks; the report on rank 0 alone."""
+    from phalanx.cli.counting import counting
+    from phalanx.fabric.launched import measure_launched
+    from phalanx.gang import GangOutcome
+
+    done = 0
+    with counting(console) as observe:
+
+        def on_phase(name: str) -> None:
+            nonlocal done
+            done += 1
+            observe("measuring", done, plan.num_phases)
+
+        return GangOutcome("ok", None, ()), measure_launched(plan, on_phase)
 
 
 def exit_code(outcome: GangOutcome, report: Report | None) -> int:

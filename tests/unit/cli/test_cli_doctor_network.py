@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +16,7 @@ from phalanx.cli import doctor
 from phalanx.cli.doctor_network import Asked, as_json, exit_code, plan_of, show, size_of
 from phalanx.cli.errors import run_reporting_errors
 from phalanx.core.errors import PhalanxError
+from phalanx.fabric.launched import launched_world
 from phalanx.fabric.report import report_of
 from phalanx.fabric.run import num_phases
 from phalanx.gang import Cause, Event, GangOutcome
@@ -185,6 +188,25 @@ def test_measurement_that_failed_is_one_line_and_its_exit_code(
     assert exit_code(outcome, None) == code
     err = capsys.readouterr().err
     assert err.startswith(said) and len(err.splitlines()) == (1 if said else 0)
+
+
+def test_doctor_under_torchrun_measures_its_ranks_and_rank_0_tells() -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command = ["-m", "phalanx.cli", "doctor", "--parallel", "tp=2", "--max-size", "4KiB", "--json"]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run([*launch, *command], capture_output=True, text=True, timeout=110, env=environ)
+    assert done.returncode == 0, done.stderr[-3000:]
+    network = json.loads(done.stdout)["network"]
+    assert network["state"] == "ok" and network["layout"]["tp"] == 2 and len(network["measurements"]) == 7 * 2
+    assert [each["ranks"] for each in network["pairs"]] == [[0, 1]]
+
+
+def test_number_of_ranks_is_torchruns_own() -> None:
+    assert launched_world({"RANK": "1", "WORLD_SIZE": "4"}) is None
+    assert launched_world({"RANK": "1", "WORLD_SIZE": "4", "TORCHELASTIC_RUN_ID": "x"}) == 4
+    assert asked(launched=4).is_wanted and plan_of(asked(launched=4)).layout == Layout(dp_shard=4)
+    with pytest.raises(PhalanxError, match="--nproc is 2: expected the 4 ranks that torchrun started"):
+        asked(launched=4, nproc=2).is_wanted  # noqa: B018
 
 
 def test_failure_as_json_names_the_rank() -> None:
