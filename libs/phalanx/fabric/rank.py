@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 MIN_ITERATIONS, MOST_ITERATIONS = 5, 50
 # How often a pair sends a message there and back.
-SHORT_TIMES, LONG_TIMES = 20, 12
+SHORT_TIMES, LONG_TIMES = 20, 20
 MEETING_DEADLINE_S = 120.0
 # How much later than the watch a collective gives up: until then the rank that hangs is found, by its stack.
 TIMEOUT_MARGIN_S = 30.0

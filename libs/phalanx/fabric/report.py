@@ -9,7 +9,7 @@ from typing import Any
 
 from phalanx.fabric.figures import Crossing, Line, algorithm_gb_s, bus_factor, crossing, fit, median, time_text
 from phalanx.fabric.plan import BY_HAND, LONG_BYTES, OPERATIONS, Plan, axes_of, axis_sizes
-from phalanx.fabric.slow import LEAST_RANKS, Pair, Verdict, judge
+from phalanx.fabric.slow import FACTOR, LEAST_RANKS, SHARED_FACTOR, Pair, Verdict, judge
 from phalanx.gang import Event
 
 
@@ -115,13 +115,14 @@ def report_of(plan: Plan, events: Iterable[Event]) -> Report:
     bare = Report(plan, measurements, pairs, {}, None, None)
     if not pairs:
         return Report(plan, measurements, pairs, _crossings(bare), None, None)
+    factor = SHARED_FACTOR if plan.device == "cpu" else FACTOR
     return Report(
         plan,
         measurements,
         pairs,
         _crossings(bare),
-        judge({each.ranks: each.latency_s for each in pairs}),
-        judge({each.ranks: each.time_s for each in pairs}),
+        judge({each.ranks: each.latency_s for each in pairs}, factor),
+        judge({each.ranks: each.time_s for each in pairs}, factor),
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -24,11 +26,11 @@ def needs_namespaces() -> None:
         pytest.skip(why)
 
 
-def measured(num_ranks: int, slow: list[SlowLink]) -> dict[str, Any]:
+def measured(num_ranks: int, slow: list[SlowLink], sizes: Sequence[int] = ()) -> dict[str, Any]:
     program = Path(__file__).with_name("behind_switch.py")
     command = ["unshare", "--map-root-user", "--net", sys.executable, str(program), str(num_ranks)]
     done = subprocess.run(
-        [*command, json.dumps([astuple(each) for each in slow])],
+        [*command, json.dumps([astuple(each) for each in slow]), *map(str, sizes)],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
@@ -62,3 +64,16 @@ def test_behind_good_links_no_pair_is_named() -> None:
     told = measured(4, [])
     assert told["slow_pairs"] == [] and told["slow_ranks"] == [], told
     assert told["said"][0].startswith("no pair is slow")
+
+
+def test_ring_and_tree_cross_where_latency_and_rate_of_the_links_say() -> None:
+    num_ranks, delay_s, bytes_per_s = 4, 0.004, 1e7
+    links = [SlowLink(a, b, delay_s, bytes_per_s) for a, b in itertools.combinations(range(num_ranks), 2)]
+    told = measured(num_ranks, links, [1 << 10, 1 << 14, 1 << 18, 1 << 20])
+    # The ring has 6 steps of a quarter of the data, the tree 4 of all of it. gloo's receiver first says that it is
+    # ready: in a tree it does so ahead, in a ring only as the step begins, which then costs two delays. And connections
+    # start slowly, which costs long messages more.
+    least, most = (num_delays * delay_s * bytes_per_s / (4 - 6 / num_ranks) for num_delays in (6 - 4, 2 * 6 - 4))
+    crossing = told["crossings"]["dp_shard"]
+    assert crossing["num_bytes"] is not None and least / 2 < crossing["num_bytes"] < 3 * most, (crossing, least, most)
+    assert crossing["said"].startswith("the tree is faster below ")

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from phalanx.fabric.slow import judge
+from phalanx.fabric.slow import SHARED_FACTOR, judge
 
 Pairs = dict[tuple[int, int], float]
 
@@ -75,6 +75,12 @@ def test_wide_spread_among_good_pairs_raises_the_limit() -> None:
     noisy = {pair: 30e-6 * (1 + 1.5 * index / len(pairs)) for index, pair in enumerate(pairs)}
     assert judge(noisy).pairs == () and max(noisy.values()) > 1.7 * judge(noisy).reference
     assert judge({**noisy, (2, 6): 2e-3}).pairs == ((2, 6),)
+
+
+def test_ranks_that_share_processors_may_differ_more() -> None:
+    figures = {**healthy(6, spread=0.0), (1, 4): 75e-6}
+    assert judge(figures).pairs == ((1, 4),) and judge(figures, SHARED_FACTOR).pairs == ()
+    assert judge({**figures, (1, 4): 100e-6}, SHARED_FACTOR).pairs == ((1, 4),)
 
 
 def test_two_ranks_have_nothing_to_be_compared_with() -> None:
