@@ -1,6 +1,9 @@
 """Cross-entropy summed over tokens, on whole logits or on logits whose vocabulary is cut over `tp` and which are never
 gathered; or from the hidden state on, a chunk of tokens at a time, so that the logits of all tokens never exist
 at once.
+
+Beside it the sum over tokens of log^2 Z, with Z the sum of exp(logits) over the vocabulary: a small coefficient times
+it keeps log Z near 0 (PaLM, arXiv 2204.02311, section 5). Its gradient is 2 log Z times the probabilities.
 """
 
 from __future__ import annotations
@@ -53,38 +56,64 @@ def _token_sum(sums: Tensor, targets: _Targets) -> Tensor:
     return torch.where(targets.valid, sums[0].log() - sums[1], 0.0).sum()
 
 
-def _gradient(counted: Tensor, targets: _Targets, scale: Tensor) -> Tensor:
-    """(probability - 1 at the target) x scale, in place of `counted`: probabilities, 0 where none counts."""
-    counted.scatter_add_(-1, targets.column.unsqueeze(-1), -targets.mine.unsqueeze(-1).to(counted.dtype))
-    return counted.mul_(scale)
+def _square_sum(log_sums: Tensor, targets: _Targets) -> Tensor:
+    return torch.where(targets.valid, log_sums.square(), 0.0).sum()
+
+
+def _gradient(
+    counted: Tensor, targets: _Targets, scale: Tensor | None, log_sums: Tensor, square_scale: Tensor | None
+) -> Tensor:
+    """(probability - 1 at the target) x scale + 2 log Z x probability x square_scale, in place of `counted`:
+    probabilities, 0 where none counts. A scale that is None counts as 0.
+    """
+    of_target = -targets.mine.unsqueeze(-1).to(counted.dtype)
+    if square_scale is None:
+        assert scale is not None, "backward of a function of which nothing was used"
+        counted.scatter_add_(-1, targets.column.unsqueeze(-1), of_target)
+        return counted.mul_(scale)
+    scale = torch.zeros_like(square_scale) if scale is None else scale
+    counted.mul_((scale + 2 * square_scale * log_sums).unsqueeze(-1))
+    return counted.scatter_add_(-1, targets.column.unsqueeze(-1), of_target * scale)
 
 
 class _TokenSum(torch.autograd.Function):
-    """loss = sum over valid tokens of log(sum exp(x)) - x[target], with x shifted by its maximum; all in fp32."""
+    """Sums over valid tokens of log(sum exp(x)) - x[target], with x shifted by its maximum, and of log^2 Z; all in
+    fp32.
+    """
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
         found = _Targets.of(targets, logits.shape[-1], group)
-        exponentials, sums, _ = _sums(logits, found, group)
-        ctx.save_for_backward(exponentials.div_(sums[0].unsqueeze(-1)), found.valid, found.mine, found.column)
+        exponentials, sums, maximum = _sums(logits, found, group)
+        log_sums = sums[0].log() + maximum
+        probabilities = exponentials.div_(sums[0].unsqueeze(-1))
+        ctx.save_for_backward(probabilities, log_sums, found.valid, found.mine, found.column)
         ctx.dtype = logits.dtype
-        return _token_sum(sums, found)
+        ctx.set_materialize_grads(False)
+        return _token_sum(sums, found), _square_sum(log_sums, found)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        probabilities, valid, mine, column = ctx.saved_tensors
-        found = _Targets(valid, mine, column)
-        return _gradient(probabilities * valid.unsqueeze(-1), found, gradients[0]).to(ctx.dtype), None, None
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor, None, None]:
+        probabilities, log_sums, valid, mine, column = ctx.saved_tensors
+        counted = probabilities * valid.unsqueeze(-1)
+        gradient = _gradient(counted, _Targets(valid, mine, column), gradients[0], log_sums, gradients[1])
+        return gradient.to(ctx.dtype), None, None
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def token_sum_cross_entropy(logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
-    """Sum over tokens of the cross-entropy, fp32 0-dim, the same on every rank of `group`.
+def token_sums(logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None = None) -> tuple[Tensor, Tensor]:
+    """Sums over tokens of the cross-entropy and of log^2 Z, fp32 0-dim, the same on every rank of `group`.
 
     logits: [B, S, V], or [B, S, V / n] where `group` (n ranks, in order of vocabulary) cuts the vocabulary.
     targets: int64 [B, S]; -100 doesn't count.
     """
     return _TokenSum.apply(logits, targets, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def token_sum_cross_entropy(logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """The first of `token_sums`."""
+    summed: Tensor = token_sums(logits, targets, group)[0]
+    return summed
 
 
 class _ChunkedTokenSum(torch.autograd.Function):
@@ -95,21 +124,23 @@ class _ChunkedTokenSum(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, group: dist.ProcessGroup | None
-    ) -> Tensor:
-        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    ) -> tuple[Tensor, Tensor]:
+        total, squares = torch.zeros(2, dtype=torch.float32, device=hidden.device).unbind()
         log_sums = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             found = _Targets.of(targets[part], weight.shape[0], group)
             _, sums, maximum = _sums(linear(hidden[part], weight), found, group)
             log_sums[part] = sums[0].log() + maximum
-            total += _token_sum(sums, found)
+            total = total + _token_sum(sums, found)
+            squares = squares + _square_sum(log_sums[part], found)
         ctx.save_for_backward(hidden, weight, targets, log_sums)
         ctx.chunk, ctx.group = chunk, group
-        return total
+        ctx.set_materialize_grads(False)
+        return total, squares
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         hidden, weight, targets, log_sums = ctx.saved_tensors
         of_hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         of_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
@@ -117,7 +148,8 @@ class _ChunkedTokenSum(torch.autograd.Function):
             part = slice(start, start + ctx.chunk)
             found = _Targets.of(targets[part], weight.shape[0], ctx.group)
             probabilities = (linear(hidden[part], weight).float() - log_sums[part].unsqueeze(-1)).exp_()
-            gradient = _gradient(probabilities.mul_(found.valid.unsqueeze(-1)), found, gradients[0]).to(hidden.dtype)
+            counted = probabilities.mul_(found.valid.unsqueeze(-1))
+            gradient = _gradient(counted, found, gradients[0], log_sums[part], gradients[1]).to(hidden.dtype)
             if of_hidden is not None:
                 of_hidden[part] = linear(gradient, weight.t())
             if of_weight is not None:
@@ -134,10 +166,10 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
-def chunked_cross_entropy(
+def chunked_sums(
     hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, group: dist.ProcessGroup | None = None
-) -> Tensor:
-    """As `token_sum_cross_entropy` of logits that are never whole: those of `chunk` tokens exist at a time, and
+) -> tuple[Tensor, Tensor]:
+    """As `token_sums` of logits that are never whole: those of `chunk` tokens exist at a time, and
     backward computes them again.
 
     hidden: [B, S, D], what the head takes. weight: the head's, [V, D], or [V / n, D] where `group` cuts the vocabulary.
@@ -145,3 +177,11 @@ def chunked_cross_entropy(
     """
     flat = hidden.flatten(0, -2)
     return _ChunkedTokenSum.apply(flat, weight, targets.flatten(), chunk, group)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def chunked_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, chunk: int, group: dist.ProcessGroup | None = None
+) -> Tensor:
+    """The first of `chunked_sums`."""
+    summed: Tensor = chunked_sums(hidden, weight, targets, chunk, group)[0]
+    return summed

@@ -28,7 +28,7 @@ from phalanx.parallel.clock import StepClock
 from phalanx.parallel.collectives import sum_parts
 from phalanx.parallel.context import ContextShare
 from phalanx.parallel.initialise import fill
-from phalanx.parallel.loss import chunked_cross_entropy
+from phalanx.parallel.loss import chunked_sums, token_sums
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.own import loss_of, metrics_of
 from phalanx.parallel.pipeline import Pipeline, check_pipeline, stage_shapes
@@ -75,7 +75,8 @@ class ParallelModel:
         model = build_on_meta(job)
         check_layout(model, mesh.sizes, job.training.seq_len)
         check_head(model, job.loss.chunk_tokens)
-        self._chunk_tokens = job.loss.chunk_tokens
+        self._chunk_tokens, self._z_loss = job.loss.chunk_tokens, job.loss.z_loss
+        self.z_loss = torch.zeros((), device=self.device)
         if self._chunk_tokens:
             assert isinstance(model, HasHead), "check_head refused it"
             model.detach_head()
@@ -137,7 +138,7 @@ class ParallelModel:
             gives_logits=not self._chunk_tokens,
         )
         own = [stages[index] for index in indices]
-        return Pipeline(own, indices, shapes, self.mesh, self._loss, self.clock), copies_in(stages[-1])
+        return Pipeline(own, indices, shapes, self.mesh, self._training_loss, self.clock), copies_in(stages[-1])
 
     def _share_windows(self, job: Job) -> ContextShare | None:
         if (group := self.mesh.cp_group) is None:
@@ -180,11 +181,24 @@ class ParallelModel:
 
     def _loss(self, output: Tensor, targets: Tensor, valid_tokens: int) -> Tensor:
         """output: logits, or with `loss.chunk_tokens` what the head takes."""
+        if self._chunk_tokens:
+            return self._sums(output, targets)[0] / valid_tokens
+        return self._token_sum(output, targets, self.mesh.tp_group) / valid_tokens
+
+    def _training_loss(self, output: Tensor, targets: Tensor, valid_tokens: int) -> Tensor:
+        """As `_loss`, and the z-loss of the job, which is counted apart as well."""
+        if not self._z_loss:
+            return self._loss(output, targets, valid_tokens)
+        loss, squares = self._sums(output, targets)
+        z_loss = self._z_loss * squares / valid_tokens
+        self.z_loss += z_loss.detach()
+        return loss / valid_tokens + z_loss
+
+    def _sums(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         group = self.mesh.tp_group
         if not self._chunk_tokens:
-            return self._token_sum(output, targets, group) / valid_tokens
-        summed: Tensor = chunked_cross_entropy(output, self._head_weight(), targets, self._chunk_tokens, group)
-        return summed / valid_tokens
+            return token_sums(output, targets, group)  # type: ignore[no-any-return]
+        return chunked_sums(output, self._head_weight(), targets, self._chunk_tokens, group)  # type: ignore[no-any-return]
 
     def _head_weight(self) -> Tensor:
         """Looked up anew at each use: fully_shard puts the gathered weight in the place of the shard."""
@@ -201,26 +215,29 @@ class ParallelModel:
         return torch.stack([self._loss(output, targets, valid_tokens), *(each / valid_tokens for each in found)])
 
     def forward_backward(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
-        """Add the gradients of every slot; this rank's part of the loss, fp32 0-dim.
+        """Add the gradients of every slot; this rank's part of the loss, fp32 0-dim. `z_loss` is then its part of what
+        `[loss] z_loss` adds to what is minimised, which the loss does not count.
 
         valid_tokens: of the whole global batch. The parts of all ranks sum up to the loss: ranks that don't count
         (`mesh.has_loss`) return 0.
         """
         batch = self._placed(batch, valid_tokens if self._routing is not None else 0)
         self._take_tied_weights()
+        self.z_loss = torch.zeros((), device=self.device)
         if self.pipeline is not None:
             loss = self.pipeline.step(batch, valid_tokens)
         else:
             loss = self._step_without_pipeline(batch, valid_tokens)
         self._reshard()
-        return self._counted(loss)
+        self.z_loss = self._counted(self.z_loss)
+        return self._counted(loss) - self.z_loss if self._z_loss else self._counted(loss)
 
     def _step_without_pipeline(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
         total = torch.zeros((), device=self.device)
         for number, slot in enumerate(slots_of(batch)):
             set_micro_batch(self.stages[0], self.zero, is_last=number == batch.num_slots - 1)
             with self.clock.part(Part.FORWARD):
-                loss = self._loss(self.stages[0](*slot.inputs, **slot.named), slot.targets, valid_tokens)
+                loss = self._training_loss(self.stages[0](*slot.inputs, **slot.named), slot.targets, valid_tokens)
             with self.clock.part(Part.BACKWARD):
                 torch.autograd.backward(loss)
             total += loss.detach()

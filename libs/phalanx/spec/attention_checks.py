@@ -47,7 +47,14 @@ def kernel_findings(job: Job) -> Iterator[Finding]:
 
 
 def loss_findings(job: Job) -> Iterator[Finding]:
-    """What a loss by chunks of tokens can't do."""
+    """What a loss of the user's own can't be combined with."""
+    if job.loss.z_loss and job.loss.fn is not None:
+        yield Finding(
+            ("loss.z_loss", "loss.fn"),
+            job.loss.z_loss,
+            "0 beside loss.fn, which says itself all that is minimised",
+            "remove it and add it to the function, or remove loss.fn (without it the loss is cross-entropy)",
+        )
     if job.loss.chunk_tokens and job.loss.fn is not None:
         yield Finding(
             ("loss.chunk_tokens", "loss.fn"),

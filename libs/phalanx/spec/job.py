@@ -109,6 +109,10 @@ class Job(Section):
         chosen = select(self, (Mark.IDENTITY, Mark.JOURNALED))
         del chosen["data"]["train_digest"]
         if self.loss.fn is None:
+            del chosen["loss"]["fn"], chosen["loss"]["args"]
+        if not self.loss.z_loss:
+            del chosen["loss"]["z_loss"]
+        if not chosen["loss"]:
             del chosen["loss"]
         if self.optimizer.class_ is None:
             del chosen["optimizer"]["class"], chosen["optimizer"]["args"]

@@ -75,6 +75,14 @@ class Loss(Section):
         ge=0,
     )
 
+    z_loss: float = key(
+        Mark.IDENTITY,
+        "Coefficient of the z-loss, which is minimised beside the cross-entropy: times the mean over tokens of "
+        "log^2 Z, Z the sum of exp(logits) (PaLM took 1e-4). It is not part of the loss that is told. 0: none.",
+        0.0,
+        ge=0,
+    )
+
     @field_validator("args")
     @classmethod
     def _args_are_json(cls, value: dict[str, Any]) -> dict[str, Any]:

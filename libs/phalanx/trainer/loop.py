@@ -83,7 +83,7 @@ def steps(session: Session) -> Ending:
         )
         session.recorder.add(result, inputs.windows.rows)
         session.step_times.tell(result, time.perf_counter() - agreed)
-        tell(session, result, lr_factor * job.optimizer.lr, expert_counts)
+        tell(session, result, lr_factor * job.optimizer.lr, expert_counts, word.z_loss)
         with clock.part(Part.EVALUATION):
             metrics = evaluate_when_due(session)
         waiting |= word.orders
@@ -191,6 +191,7 @@ class Word:
     orders: Orders
     is_any_busy: bool
     is_any_copying: bool = False
+    z_loss: float = 0.0
 
     @property
     def gradient_norm(self) -> float:
@@ -214,15 +215,15 @@ def agree(session: Session, loss: torch.Tensor, square_sum: torch.Tensor) -> Wor
     flags = [float(Orders.STOP in orders), float(Orders.CHECKPOINT in orders), float(session.saver.busy)]
     flags += [float(copies.busy), float(copies.failed)] if copies is not None else [0.0, 0.0]
     squares = session.replicas.squares_of(square_sum)
-    parts = (loss.detach()[None], torch.tensor(flags, device=loss.device), squares)
+    parts = (torch.stack((loss.detach(), session.model.z_loss)), torch.tensor(flags, device=loss.device), squares)
     word = torch.cat([part.double() for part in parts])
     dist.all_reduce(word)
-    loss_sum, stops, checkpoints, busy, copying, uncopied, *square_sums = word.tolist()
+    loss_sum, z_loss, stops, checkpoints, busy, copying, uncopied, *square_sums = word.tolist()
     if copies is not None:
         copies.agreed(any_busy=copying > 0, any_failed=uncopied > 0)
     joined = (Orders.STOP if stops else Orders.NONE) | (Orders.CHECKPOINT if checkpoints else Orders.NONE)
     norms = tuple(math.sqrt(square) if square >= 0 else math.nan for square in square_sums)
-    return Word(loss_sum, norms, joined, busy > 0, copying > 0)
+    return Word(loss_sum, norms, joined, busy > 0, copying > 0, z_loss)
 
 
 def refuse_update(session: Session, word: Word) -> None:
@@ -264,7 +265,7 @@ class RolledBack(RuntimeError):
     """Ends an attempt that all ranks gave up together; the next one goes back."""
 
 
-def tell(session: Session, result: StepResult, lr: float, expert_counts: torch.Tensor | None) -> None:
+def tell(session: Session, result: StepResult, lr: float, expert_counts: torch.Tensor | None, z_loss: float) -> None:
     """One progress event from rank 0; finite numbers only, as JSON has no others. expert_counts: of the step."""
     job = session.prepared.job
     if session.rank == 0 and (result.step % job.metrics.log_freq == 0 or result.step == session.last_step):
@@ -280,6 +281,7 @@ def tell(session: Session, result: StepResult, lr: float, expert_counts: torch.T
             data_wait_s=result.parts.data_wait_s,
             parts=asdict(result.parts),
             **({"replica_bytes_per_token": bytes_per_token(session, tokens)} if job.has_apart_replicas else {}),
+            **({"z_loss": z_loss if math.isfinite(z_loss) else None} if job.loss.z_loss else {}),
             **({"epochs": session.epochs()} if job.data.is_mixture else {}),
             **({"expert_load": asdict(ExpertLoad.of(expert_counts))} if expert_counts is not None else {}),
         )

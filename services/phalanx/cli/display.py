@@ -90,6 +90,8 @@ class RunDisplay:
             numbers += f"  {fields['replica_bytes_per_token']:,.1f} bytes/token between replicas"
         if fields.get("expert_load"):
             numbers += f"  busiest expert {fields['expert_load']['worst']:.2f} x mean"
+        if fields.get("z_loss") is not None:
+            numbers += f"  z-loss {_number(fields['z_loss'])}"
         if fields.get("epochs"):
             numbers += "  epochs " + ", ".join(f"{name} {passes:.2f}" for name, passes in fields["epochs"].items())
         self._progress.update(self._task, completed=fields["step"], numbers=numbers)

@@ -53,7 +53,7 @@ def make_job(case: Mapping[str, Any]) -> Job:
             "optimizer": {"lr": 1e-3},
             "parallel": case.get("parallel", {}),
             "activation_checkpoint": {"mode": case.get("recompute", "none"), "every": case.get("every", 1)},
-            "loss": {"chunk_tokens": case.get("chunk_tokens", 0)},
+            "loss": {"chunk_tokens": case.get("chunk_tokens", 0), "z_loss": case.get("z_loss", 0.0)},
             "compile": {"enable": case.get("compile", False)},
             "cluster": {"nproc": case["world_size"]},
         }
@@ -82,8 +82,8 @@ def windows(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, 
     return tokens, targets, positions, documents
 
 
-def write_reference(path: str, model: Mapping[str, Any]) -> None:
-    """Weights, gradients, loss and evaluation loss of one fp32 process, as safetensors."""
+def write_reference(path: str, model: Mapping[str, Any], z_loss: float = 0.0) -> None:
+    """Weights, loss, and gradients of it and the z-loss, of one fp32 process, as safetensors."""
     args = DecoderArgs.of_plain(MODEL | dict(model))
     decoder = Decoder(args)
     initial, names = decoder.initial_weights(), list(stored_names(decoder))
@@ -96,7 +96,8 @@ def write_reference(path: str, model: Mapping[str, Any]) -> None:
     balance = (targets != -100).sum(1) / (targets != -100).sum()
     logits = decoder(tokens, positions, documents, balance)
     loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100)
-    loss.backward()
+    log_z = logits[targets != -100].logsumexp(-1)
+    (loss + z_loss * log_z.square().mean()).backward()
     tensors = {"loss": loss.detach()}
     if decoder.routers:
         counts = [router.balance.take(torch.device("cpu"))[0] for router in decoder.routers.values()]

@@ -37,7 +37,9 @@ REFERENCES: dict[str, dict[str, Any]] = {
     "odd": ODD,
     "tied": TIED,
     "deep": {"n_layers": 8},
+    "z_loss": {},
 }
+Z_LOSS = 0.05
 
 
 def _case(
@@ -58,6 +60,7 @@ def _case(
         "every": every,
         "attn_backend": attn_backend,
         "chunk_tokens": chunk_tokens,
+        "z_loss": Z_LOSS if reference == "z_loss" else 0.0,
         "parallel": parallel,
     }
 
@@ -83,6 +86,7 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "bf16": _case(dtype="bfloat16"),
         "varlen": _case(attn_backend="varlen", recompute="full"),
         "chunked": _case(chunk_tokens=5),
+        "z_loss": _case("z_loss", local_batch_size=3),
         "chunked_bf16": _case(chunk_tokens=7, dtype="bfloat16"),
     },
     2: {
@@ -102,6 +106,7 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "pp2_even_stages": _pipeline("1f1b", "odd", pp=2, stage_split="even"),
         "pp2_stated_stages": _pipeline("interleaved_1f1b", "odd", pp=2, stage_split="1,2,1,1"),
         "tp2_bf16": _case(tp=2, dtype="bfloat16"),
+        "tp2_z_loss": _case("z_loss", tp=2),
         "pp2_recompute": _case(pp=2, recompute="full"),
         "pp2_recompute_every_other": _case(pp=2, recompute="selective", every=2),
         "tp2_varlen_chunked": _case("qwen", tp=2, attn_backend="varlen", chunk_tokens=5),
@@ -154,6 +159,8 @@ LONG: dict[int, dict[str, dict[str, Any]]] = {
     4: {
         "dp2_tp2_one_kv_head": _case("one_kv_head", tp=2),
         "cp4": _case(cp=4),
+        "pp2_tp2_z_loss_chunked": _pipeline("1f1b", "z_loss", pp=2, tp=2, chunk_tokens=5),
+        "dp2_cp2_z_loss": _case("z_loss", cp=2, zero=2),
         "pp2_cp2_zbv_a2a": _pipeline("zbv", pp=2, cp=2, cp_comm_type="a2a", chunk_tokens=3),
         "pp2_tp2_chunked": _pipeline("interleaved_1f1b", pp=2, tp=2, chunk_tokens=5),
         "cp2_tp2_bf16": _case(cp=2, tp=2, dtype="bfloat16"),
@@ -185,7 +192,7 @@ def _gangs(table: Mapping[int, Mapping[str, Any]]) -> list[Any]:
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("references")
     for name, model in REFERENCES.items():
-        write_reference(str(folder / f"{name}.safetensors"), model)
+        write_reference(str(folder / f"{name}.safetensors"), model, Z_LOSS if name == "z_loss" else 0.0)
     return {name: str(folder / f"{name}.safetensors") for name in REFERENCES}
 
 

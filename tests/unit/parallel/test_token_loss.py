@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from phalanx.parallel.loss import token_sum_cross_entropy
+from phalanx.parallel.loss import chunked_sums, token_sum_cross_entropy, token_sums
 
 
 def _drawn(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,3 +48,35 @@ def test_loss_of_huge_logits_stays_finite() -> None:
     assert loss == 0
     assert logits.grad is not None
     assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("coefficient", [0.0, 1e-4, 0.3])
+@pytest.mark.parametrize("chunk", [0, 4])
+def test_z_loss_and_its_gradient_equal_torchs_logsumexp(coefficient: float, chunk: int) -> None:
+    generator = torch.Generator().manual_seed(4)
+    hidden = torch.randn(2, 9, 6, generator=generator, requires_grad=True)
+    weight = torch.randn(30, 6, generator=generator, requires_grad=True)
+    _, targets = _drawn(torch.float32)
+    if chunk:
+        loss, squares = chunked_sums(hidden, weight, targets, chunk)
+    else:
+        loss, squares = token_sums(F.linear(hidden, weight), targets)
+    ((loss + coefficient * squares) / 7).backward()
+    theirs = [t.detach().double().requires_grad_() for t in (hidden, weight)]
+    logits = F.linear(*theirs)
+    expected = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
+    log_z = logits[targets != -100].logsumexp(-1)
+    ((expected + coefficient * log_z.square().sum()) / 7).backward()
+    torch.testing.assert_close(squares.double(), log_z.square().sum(), rtol=1e-5, atol=1e-5)
+    for ours, other in zip((hidden, weight), theirs, strict=True):
+        assert ours.grad is not None and other.grad is not None
+        torch.testing.assert_close(ours.grad.double(), other.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_z_loss_alone_has_a_gradient_of_its_own() -> None:
+    logits, targets = _drawn(torch.float32)
+    token_sums(logits, targets)[1].backward()
+    theirs = logits.detach().requires_grad_()
+    theirs[targets != -100].logsumexp(-1).square().sum().backward()
+    assert logits.grad is not None and theirs.grad is not None
+    torch.testing.assert_close(logits.grad, theirs.grad)

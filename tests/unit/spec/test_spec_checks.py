@@ -69,6 +69,7 @@ EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "
             "parallel.cp",
             "a multiple of the 6 heads of keys and values",
         ),
+        ({"loss": {"fn": "mine:loss", "z_loss": 1e-4}}, None, "loss.z_loss", "0 beside loss.fn"),
         ({"loss": {"fn": "mine:loss", "chunk_tokens": 8}}, None, "loss.chunk_tokens", "0 beside loss.fn"),
         (
             {"activation_checkpoint": {"mode": "selective"}, "compile__enable": True},

@@ -59,6 +59,7 @@ def test_numbers_with_a_dimension_carry_a_unit():
         "lr_scheduler.decay_ratio",
         "local_updates.outer_lr",
         "local_updates.outer_momentum",
+        "loss.z_loss",
         "parallel.zero",
         "recovery.bad_shard_budget",
         "cluster.network.ib_gid_index",
