@@ -114,6 +114,8 @@ class Job(Section):
             del chosen["loss"]["z_loss"]
         if not chosen["loss"]:
             del chosen["loss"]
+        if self.optimizer.decayed == "matrices":
+            del chosen["optimizer"]["decayed"]
         if self.optimizer.class_ is None:
             del chosen["optimizer"]["class"], chosen["optimizer"]["args"]
         if isinstance(self.model.args, ModelArgs):

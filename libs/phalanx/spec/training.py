@@ -53,6 +53,12 @@ class Optimizer(Section):
     beta2: float = key(Mark.IDENTITY, "Decay of the second moment.", 0.95, ge=0, lt=1)
     eps: float = key(Mark.IDENTITY, "Added to the root of the second moment.", 1e-8, gt=0)
     weight_decay: float = key(Mark.IDENTITY, "Decoupled weight decay, times the learning rate.", 0.1, ge=0)
+    decayed: Literal["matrices", "hidden", "all"] = key(
+        Mark.IDENTITY,
+        "Which parameters weight decay acts on: all of two or more dimensions; of them those inside the model's "
+        "`layers`, so neither embeddings nor the head; all, norms and biases too.",
+        "matrices",
+    )
     implementation: Literal["fused", "foreach", "for-loop"] = key(Mark.FREE, "Kernel of the update.", "fused")
 
     @field_validator("args")

@@ -36,15 +36,15 @@ def optimizer_of(job: Job, parameters: Sequence[HeldTensor], link: ReplicaLink) 
 class Optimizer:
     """One update of all parameters from plain local gradients, clipped by the global norm.
 
-    AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (2019), algorithm 2; tensors of rank 0 and 1
-    (norms, biases) are not decayed.
+    AdamW: Loshchilov and Hutter, "Decoupled weight decay regularization" (2019), algorithm 2. What is decayed follows
+    from `[optimizer] decayed` and a parameter's name and shape in the whole model, so it is the same in every layout.
     """
 
     moments: tuple[str, ...] = MOMENTS
 
     def __init__(self, job: Job, parameters: Sequence[HeldTensor]) -> None:
         settings = job.optimizer
-        self._max_norm = job.training.max_norm
+        self._max_norm, self._decayed = job.training.max_norm, settings.decayed
         self._peak_lr = settings.lr
         self.num_updates = 0
         self._held = list(parameters)
@@ -62,11 +62,15 @@ class Optimizer:
         self._optimizer.state.update(zip(self._params, self._state, strict=True))
 
     def _groups(self, weight_decay: float) -> list[dict[str, Any]]:
-        """Matrices, which are decayed, and all else."""
+        """What is decayed, and all else."""
         return [
-            {"params": [p for h, p in self._pairs() if len(h.global_shape) > 1], "weight_decay": weight_decay},
-            {"params": [p for h, p in self._pairs() if len(h.global_shape) <= 1], "weight_decay": 0.0},
+            {"params": [p for h, p in self._pairs() if self._is_decayed(h)], "weight_decay": weight_decay},
+            {"params": [p for h, p in self._pairs() if not self._is_decayed(h)], "weight_decay": 0.0},
         ]
+
+    def _is_decayed(self, held: HeldTensor) -> bool:
+        is_matrix = len(held.global_shape) > 1
+        return {"matrices": is_matrix, "hidden": is_matrix and is_inside(held.name), "all": True}[self._decayed]
 
     def _pairs(self) -> list[tuple[HeldTensor, torch.nn.Parameter]]:
         return [(h, p) for h, p in zip(self._held, self._params, strict=True) if p.numel()]
@@ -104,6 +108,11 @@ class Optimizer:
         self.num_updates = int(counters["num_updates"])
         for state in self._state:
             state["step"].fill_(float(self.num_updates))
+
+
+def is_inside(name: str) -> bool:
+    """Whether a parameter belongs to a block of the model, so is neither an embedding nor the head."""
+    return name.startswith("layers.")
 
 
 def new_state(param: torch.Tensor, implementation: str) -> dict[str, torch.Tensor]:

@@ -42,7 +42,7 @@ class OwnOptimizer(Optimizer):
     def __init__(self, job: Job, parameters: Sequence[HeldTensor]) -> None:
         self._rule = rule_of(job)
         self.moments = self._rule.moments
-        self._max_norm = job.training.max_norm
+        self._max_norm, self._decayed = job.training.max_norm, job.optimizer.decayed
         self._peak_lr = job.optimizer.lr
         self.num_updates = 0
         self._held = list(parameters)

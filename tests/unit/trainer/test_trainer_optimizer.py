@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -13,14 +15,14 @@ LR, DECAY = 0.1, 0.1
 IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
 
 
-def _job(implementation: str, max_norm: float = 0.0) -> Job:
+def _job(implementation: str, max_norm: float = 0.0, **optimizer: Any) -> Job:
     return parse_job(
         {
             "job": {"name": "optimizer", "storage": "memory://optimizer"},
             "model": {"preset": "tiny"},
             "data": {"train": "memory://optimizer/train"},
             "training": {"seq_len": 8, "steps": 1, "global_batch_size": 1, "max_norm": max_norm},
-            "optimizer": {"lr": LR, "weight_decay": DECAY, "implementation": implementation},
+            "optimizer": {"lr": LR, "weight_decay": DECAY, "implementation": implementation} | optimizer,
         }
     )
 
@@ -85,3 +87,23 @@ def test_step_counter_lies_where_the_kernel_reads_it(implementation: str, device
     state = new_state(torch.empty(2, device="meta"), implementation)
     assert state["step"].device.type == device
     assert state["exp_avg"].device.type == "meta"
+
+
+@pytest.mark.parametrize(
+    ("decayed", "expected"),
+    [
+        ("matrices", {"tok_embeddings.weight", "layers.0.wq.weight", "output.weight"}),
+        ("hidden", {"layers.0.wq.weight"}),
+        ("all", {"tok_embeddings.weight", "layers.0.wq.weight", "layers.0.norm.weight", "output.weight"}),
+    ],
+)
+def test_weight_decay_acts_on_the_named_parameters_alone(decayed: str, expected: set[str]) -> None:
+    shapes = {"tok_embeddings.weight": (4, 3), "layers.0.wq.weight": (3, 3), "output.weight": (4, 3)}
+    shapes |= {"layers.0.norm.weight": (3,)}
+    held = [HeldTensor(name, shape, whole(shape), torch.ones(shape)) for name, shape in shapes.items()]
+    optimizer = Optimizer(_job("foreach", decayed=decayed), held)
+    optimizer.update([torch.zeros(each.global_shape) for each in held], 0.0, 1.0)
+    changed = {each.name for each in held if not torch.equal(each.local, torch.ones(each.global_shape))}
+    assert changed == expected
+    for each in held:
+        assert each.name not in changed or torch.allclose(each.local, torch.tensor(1 - LR * DECAY))
