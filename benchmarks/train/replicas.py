@@ -65,6 +65,9 @@ METHODS = {
     "local_10": "[local_updates]\nsteps = 10\n",
     "local_40": "[local_updates]\nsteps = 40\n",
     "average_10": "[local_updates]\nsteps = 10\nouter_lr = 1.0\nouter_momentum = 0.0\n",
+    "powersgd_1": '[gradient_compression]\nmethod = "powersgd"\nrank = 1\n',
+    "powersgd_4": '[gradient_compression]\nmethod = "powersgd"\nrank = 4\n',
+    "onebit_adam": '[gradient_compression]\nmethod = "onebit_adam"\nwarmup_steps = 60\n',
 }
 
 

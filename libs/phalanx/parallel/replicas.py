@@ -33,14 +33,37 @@ class ReplicaLink:
             self.sent_bytes += tensor.numel() * tensor.element_size()
             dist.all_reduce(tensor, group=self.group)
 
+    def all_to_all(self, tensor: Tensor) -> Tensor:
+        """tensor: [n, ...], a part for each replica; [n, ...] of what each replica has for this one."""
+        if self.group is None:
+            return tensor
+        self.sent_bytes += tensor.numel() * tensor.element_size()
+        received = torch.empty_like(tensor)
+        dist.all_to_all_single(received, tensor.contiguous(), group=self.group)
+        return received
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """tensor: [...], alike in shape on all replicas; [n, ...] of all of them."""
+        if self.group is None:
+            return tensor[None]
+        self.sent_bytes += tensor.numel() * tensor.element_size()
+        gathered = tensor.new_empty(self.size * tensor.numel())
+        dist.all_gather_single(gathered, tensor.reshape(-1), group=self.group)
+        return gathered.view(self.size, *tensor.shape)
+
     def mean(self, tensors: Sequence[Tensor]) -> None:
         """Mean over the replicas of each tensor (all of one type), in place, in buckets of `BUCKET_BYTES`."""
+        self.sum(tensors, 1 / self.size)
+
+    def sum(self, tensors: Sequence[Tensor], factor: float = 1.0) -> None:
+        """As `mean`, for the sum times `factor`."""
         if self.group is None:
             return
         for bucket in buckets(tensors):
             flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
             self.all_reduce(flat)
-            flat /= self.size
+            if factor != 1:
+                flat *= factor
             for tensor, part in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
                 tensor.copy_(part.view_as(tensor))
 

@@ -65,6 +65,8 @@ def run_shape(job: Job) -> RunShape:
         stage_split=job.parallel.stage_lengths or job.parallel.stage_split,
         cpu_offload=job.parallel.cpu_offload and job.cluster.device == "cuda",
         local_steps=job.local_updates.steps,
+        compression=job.gradient_compression.method,
+        compression_rank=job.gradient_compression.rank,
         param_bytes=_BYTES[job.training.mixed_precision_param],
         reduce_bytes=_BYTES[job.training.mixed_precision_reduce],
     )

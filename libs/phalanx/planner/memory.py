@@ -2,8 +2,8 @@
 
 Let P be the rank's parameters after pp, tp and ep, N = dp_shard x cp, b the bytes of a weight in computation (2 for
 bfloat16).
-- masters: fp32, sharded: 4 P / N. Optimizer: AdamW's two fp32 moments: 8 P / N. With local updates as much again: the
-  outer momentum and the parameters that a round began with.
+- masters: fp32, sharded: 4 P / N. Optimizer: AdamW's two fp32 moments: 8 P / N. Replicas that tell each other
+  less hold more (`replicas`).
 - weights gathered for computation: b P at zero 1 and 2. At zero 3 without a pipeline: two layers (the running one and
   the prefetched one) and the ends of the model, which stay. With a pipeline torch keeps a stage's weights after its
   first backward: b P again.
@@ -23,11 +23,12 @@ from dataclasses import dataclass
 
 from phalanx.planner.activations import activation_bytes
 from phalanx.planner.parameters import RankParameters, rank_parameters
+from phalanx.planner.replicas import held_bytes
 from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.planner.stages import PipelinePosition, num_micro_batches, positions
 from phalanx.spec.layout import Layout
 
-MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES, OUTER_BYTES = 4, 8, 4, 8
+MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
 # Device context, communication buffers and the allocator's rounding: a round figure, not a measurement.
 RUNTIME_BYTES = 2 * 2**30
 
@@ -73,6 +74,7 @@ def rank_memory(
 def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition, runtime_bytes: int) -> RankMemory:
     held = rank_parameters(model, layout, position.num_layers, is_first=position.is_first, is_last=position.is_last)
     shard = _sharded(held, layout)
+    own = shard - held.copied // (layout.dp_shard * layout.cp)
     activations = activation_bytes(model, layout, run, position)
     return RankMemory(
         position=position,
@@ -80,8 +82,7 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
         masters_bytes=MASTER_BYTES * shard,
         weights_bytes=_gathered_weights(held, layout, run) + (_on_the_way(held, layout) if run.cpu_offload else 0),
         gradients_bytes=_gradients(held, shard, layout, run, activations),
-        optimizer_bytes=(MOMENT_BYTES + (OUTER_BYTES if run.local_steps else 0))
-        * (shard - held.copied // (layout.dp_shard * layout.cp)),
+        optimizer_bytes=MOMENT_BYTES * own + held_bytes(run, layout, own),
         activations_bytes=activations,
         runtime_bytes=runtime_bytes,
         host_bytes=(MASTER_BYTES + MOMENT_BYTES + GRADIENT_BYTES) * shard if run.cpu_offload else 0,

@@ -98,7 +98,7 @@ class RunShape:
     and the host updates them. stage_split: layers of each stage of a pipeline, or the rule of `stage_split`
     that gives them, even or cost. chunk_tokens: whose logits exist at a time; 0 for those of a micro-batch.
     cp_comm_type: how attention sees a window that ranks share, all_gather or a2a. local_steps: for which replicas train
-    by themselves between two outer updates; 0: they sum their gradients at each.
+    by themselves between two outer updates; 0: not. compression: none, powersgd (of compression_rank) or onebit_adam.
     """
 
     seq_len: int
@@ -123,6 +123,8 @@ class RunShape:
     local_steps: int = 0
     recompute_every: int = 1
     keeps_products: bool = False
+    compression: str = "none"
+    compression_rank: int = 0
 
     @property
     def recompute_mode(self) -> str:
@@ -138,3 +140,8 @@ class RunShape:
     def products_again(self) -> float:
         """Share of the layers whose matrix products are computed again, 0 to 1."""
         return 0.0 if self.keeps_products else self.layers_again
+
+    @property
+    def has_apart_replicas(self) -> bool:
+        """Whether replicas don't sum their gradients as ranks of one replica do."""
+        return self.local_steps > 0 or self.compression != "none"

@@ -20,6 +20,7 @@ from phalanx.planner.compute import PRECISIONS, Chip
 from phalanx.planner.layer import LayerTime, Place, head_time, layer_time, seen
 from phalanx.planner.network import Cluster
 from phalanx.planner.parameters import RankParameters, rank_parameters
+from phalanx.planner.replicas import exchange_s
 from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.planner.software import SPEEDS, Software, speed
 from phalanx.planner.stages import PipelinePosition, num_micro_batches, positions
@@ -221,15 +222,15 @@ def _largest_rank(config: Configuration) -> RankParameters:
 
 
 def _data_s(config: Configuration, place: Place, held: RankParameters, micro_batches: int, slowest: LayerTime) -> float:
-    """Gradients and weights over the data-parallel ranks: dense parts over dp x cp, experts over what ep leaves. With
-    local updates over one replica's ranks, and what the rounds cost.
+    """Gradients and weights over the data-parallel ranks: dense parts over dp x cp, experts over what ep leaves. Where
+    replicas tell each other less, over one replica's ranks, and what they exchange.
     """
     layout, run, constants = config.layout, config.run, place.chip.calibration
-    ranks = (layout.dp_shard if run.local_steps else layout.dp) * layout.cp
-    rounds = _rounds_s(config, place, held)
-    if ranks == 1:
-        return rounds
+    ranks = (layout.dp_shard if run.has_apart_replicas else layout.dp) * layout.cp
     shares = (constants.nvlink_share, constants.network_share)
+    exchange = exchange_s(config.model, run, layout, config.cluster, held.total, shares)
+    if ranks == 1:
+        return exchange
     groups = [(float(held.dense), config.cluster.group(ranks, layout.tp, *shares))]
     if held.experts:
         groups.append(
@@ -237,7 +238,7 @@ def _data_s(config: Configuration, place: Place, held: RankParameters, micro_bat
         )
     weight_bytes = 1.03 if PRECISIONS[run.precision].bits < 16 and run.zero < 3 else 2.0
     overlaps = place.chip.software.overlaps_data
-    total = rounds
+    total = exchange
     for count, group in groups:
         gather, gradients = weight_bytes * count, run.reduce_bytes * count
         if run.zero >= 3 and layout.pp == 1:
@@ -251,20 +252,6 @@ def _data_s(config: Configuration, place: Place, held: RankParameters, micro_bat
         # Beside the last micro-batch's backward and the first one's forward.
         total += seen(once, slowest.total, constants.exposed_data) if overlaps else once
     return total
-
-
-def _rounds_s(config: Configuration, place: Place, held: RankParameters) -> float:
-    """A step's part of the meetings of replicas that train by themselves: at the end of each round the fp32 parameters
-    and both moments of a rank's shard are summed over the replicas, beside nothing else.
-    """
-    layout, run, constants = config.layout, config.run, place.chip.calibration
-    if not run.local_steps:
-        return 0.0
-    shards = layout.dp_shard * layout.cp
-    group = config.cluster.group(
-        layout.dp_replicate, shards * layout.tp, constants.nvlink_share, constants.network_share
-    )
-    return 3 * all_reduce_s(4 * held.total / shards, group) / run.local_steps
 
 
 # A GPU's link to its host (PCIe 5.0 x16), and its share of the host's memory: round figures, in bytes a second. Two

@@ -41,7 +41,7 @@ def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
     findings += _windows(job, layout)
     findings += _pipeline(job, layout)
     findings += [*kernel_findings(job), *loss_findings(job), *context_findings(job, layout)]
-    findings += replica_findings(job)
+    findings += replica_findings(job, layout)
     findings += recompute_findings(job, layout)
     return findings
 

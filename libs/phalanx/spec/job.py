@@ -17,7 +17,7 @@ from phalanx.spec.model import Model, ModelArgs
 from phalanx.spec.operation import Checkpoint, Deadlines, JobSection, Metrics, Recovery, Storage, Validation
 from phalanx.spec.own import Code, Loss
 from phalanx.spec.parallel import ActivationCheckpoint, Cluster, Compile, Parallel
-from phalanx.spec.replicas import LocalUpdates
+from phalanx.spec.replicas import GradientCompression, LocalUpdates
 from phalanx.spec.training import LrScheduler, Optimizer, Training
 
 IDENTITY_FORMAT = 1
@@ -35,6 +35,7 @@ class Job(Section):
     optimizer: Optimizer
     lr_scheduler: LrScheduler
     local_updates: LocalUpdates
+    gradient_compression: GradientCompression
     parallel: Parallel
     activation_checkpoint: ActivationCheckpoint
     compile: Compile
@@ -92,7 +93,7 @@ class Job(Section):
     @property
     def has_apart_replicas(self) -> bool:
         """Whether the trainer itself decides what replicas tell each other, rather than gradients being summed."""
-        return self.local_updates.steps > 0
+        return self.local_updates.steps > 0 or self.gradient_compression.method != "none"
 
     def storage_settings(self, url: str) -> Storage:
         """The `[storage.NAME]` that serves `url`: its bucket's, else `default`, else all defaults."""
@@ -125,6 +126,10 @@ class Job(Section):
                 del chosen["model"]["args"]["moe"][name]
         if not self.local_updates.steps:
             del chosen["local_updates"]
+        if self.gradient_compression.method == "none":
+            del chosen["gradient_compression"]
+        elif self.gradient_compression.method != "powersgd":
+            del chosen["gradient_compression"]["rank"]
         for source in chosen["data"].get("sources", {}).values():
             del source["digest"]
         if self.lr_scheduler.decay_type == "none":

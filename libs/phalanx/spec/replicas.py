@@ -1,6 +1,8 @@
-"""What replicas over slow links tell each other less of: `[local_updates]`."""
+"""What replicas over slow links tell each other less of: `[local_updates]`, `[gradient_compression]`."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 from phalanx.spec.keys import Mark, Section, key
 
@@ -21,3 +23,18 @@ class LocalUpdates(Section):
         Mark.IDENTITY, "Learning rate of the outer optimizer; 1 with outer_momentum 0 averages the replicas.", 0.7, gt=0
     )
     outer_momentum: float = key(Mark.IDENTITY, "Nesterov momentum of the outer optimizer.", 0.9, ge=0, lt=1)
+
+
+class GradientCompression(Section):
+    """How replicas (`parallel.dp_replicate`) tell each other of their gradients at each step."""
+
+    method: Literal["none", "powersgd", "onebit_adam"] = key(
+        Mark.IDENTITY,
+        "What is sent instead of gradients: `powersgd`: products of narrow matrices; `onebit_adam`: the signs of "
+        "AdamW's momentum, its second moment frozen behind the warm-up.",
+        "none",
+    )
+    rank: int = key(Mark.IDENTITY, "Columns of PowerSGD's narrow matrices.", 4, unit="elements", gt=0)
+    warmup_steps: int = key(
+        Mark.IDENTITY, "Updates with gradients as they are before the first that is compressed.", 0, unit="steps", ge=0
+    )

@@ -137,7 +137,7 @@ def update(
                 session.model.move_biases(expert_counts)
         gradients.clear()  # so that none is kept alive
         session.model.zero_gradients()
-        session.replicas.meet(session.step, session.last_step)
+        session.replicas.meet(session.step, session.last_step, applied=word.is_finite)
 
 
 def copy_when_due(session: Session, replicator: Replicator, plan: Plan, metrics: dict[str, float]) -> None:

@@ -26,6 +26,10 @@ def optimizer_of(job: Job, parameters: Sequence[HeldTensor], link: ReplicaLink) 
         from phalanx.trainer.local_updates import LocalUpdates
 
         return LocalUpdates(job, parameters, link)
+    if job.gradient_compression.method == "onebit_adam":
+        from phalanx.trainer.onebit import OneBitAdam
+
+        return OneBitAdam(job, parameters, link)
     if job.optimizer.class_ is None:
         return Optimizer(job, parameters)
     from phalanx.trainer.own_optimizer import OwnOptimizer

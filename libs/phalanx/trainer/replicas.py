@@ -10,10 +10,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from phalanx.core.box import HeldTensor
 from phalanx.parallel.replicas import ReplicaLink
 from phalanx.spec import Job
 from phalanx.trainer.local_updates import LocalUpdates
+from phalanx.trainer.onebit import OneBitAdam
 from phalanx.trainer.optimizer import Optimizer
+from phalanx.trainer.powersgd import PowerSgd
 
 
 class Replicas:
@@ -48,8 +51,8 @@ class Replicas:
         """Whether all replicas hold one model after `step`: only there it is measured and saved."""
         return True
 
-    def meet(self, step: int, last_step: int) -> None:
-        """After the update of `step`, or where it was left out."""
+    def meet(self, step: int, last_step: int, *, applied: bool) -> None:
+        """After the update of `step`; applied: false where it was left out."""
 
     def exchange_of(self, step: int, last_step: int) -> str:
         """The kind of what is exchanged in `step`, the same on every rank; empty where it is nothing."""
@@ -86,8 +89,7 @@ class LocalReplicas(Replicas):
 
     def prepare(self, gradients: Sequence[Tensor | None]) -> None:
         """Times the number of replicas, so that their mean is the batch's gradient."""
-        if given := [gradient for gradient in gradients if gradient is not None and gradient.numel()]:
-            torch._foreach_mul_(given, float(self.link.size))
+        scale(gradients, self.link.size)
 
     def is_one(self, step: int, last_step: int) -> bool:
         """At the end of a round."""
@@ -97,14 +99,81 @@ class LocalReplicas(Replicas):
         """Parameters and moments, at the end of a round."""
         return "round" if self.is_one(step, last_step) else ""
 
-    def meet(self, step: int, last_step: int) -> None:
+    def meet(self, step: int, last_step: int, *, applied: bool) -> None:
         """The outer step, where a round ends."""
         if self.is_one(step, last_step):
             self._optimizer.end_round()
 
 
-def replicas_of(job: Job, link: ReplicaLink, device: torch.device, optimizer: Optimizer) -> Replicas:
-    """How the job's replicas go together."""
+class PowerSgdReplicas(Replicas):
+    """Replicas whose gradients are summed as products of narrow matrices, behind `warmup` updates as they are."""
+
+    def __init__(
+        self, link: ReplicaLink, device: torch.device, optimizer: Optimizer, power: PowerSgd, warmup: int
+    ) -> None:
+        super().__init__(link, device)
+        self._optimizer, self._power, self._warmup = optimizer, power, warmup
+        self._kind = ""
+
+    def prepare(self, gradients: Sequence[Tensor | None]) -> None:
+        """What stands for the sum over the replicas."""
+        self._kind = "gradients" if self._optimizer.num_updates < self._warmup else "powersgd"
+        if self._kind == "powersgd":
+            self._power.exchange(gradients)
+        else:
+            self.link.sum([gradient for gradient in gradients if gradient is not None])
+
+    def exchange_of(self, step: int, last_step: int) -> str:
+        """As `prepare` chose."""
+        return self._kind
+
+    def meet(self, step: int, last_step: int, *, applied: bool) -> None:
+        """What was left out is kept for the next step."""
+        self._power.settle(applied=applied)
+
+
+class OneBitReplicas(Replicas):
+    """Replicas whose momenta are averaged by signs in the update itself, behind a warm-up with summed gradients."""
+
+    def __init__(self, link: ReplicaLink, device: torch.device, optimizer: OneBitAdam) -> None:
+        super().__init__(link, device)
+        self._optimizer = optimizer
+        self._is_exchanged = True
+
+    def prepare(self, gradients: Sequence[Tensor | None]) -> None:
+        """The sum over the replicas, or the replica's own times their number, whose mean it is."""
+        self.clips_apart = self._optimizer.is_frozen
+        if self.clips_apart:
+            scale(gradients, self.link.size)
+        else:
+            self.link.sum([gradient for gradient in gradients if gradient is not None])
+
+    def exchange_of(self, step: int, last_step: int) -> str:
+        """Signs, unless there was no update."""
+        if not self.clips_apart:
+            return "gradients"
+        return "signs" if self._is_exchanged else ""
+
+    def meet(self, step: int, last_step: int, *, applied: bool) -> None:
+        """Only an update tells anything."""
+        self._is_exchanged = applied
+
+
+def scale(gradients: Sequence[Tensor | None], factor: int) -> None:
+    """Times `factor`, in place."""
+    if given := [gradient for gradient in gradients if gradient is not None and gradient.numel()]:
+        torch._foreach_mul_(given, float(factor))
+
+
+def replicas_of(
+    job: Job, link: ReplicaLink, device: torch.device, optimizer: Optimizer, held: Sequence[HeldTensor]
+) -> Replicas:
+    """How the job's replicas go together. held: the rank's parameters."""
     if isinstance(optimizer, LocalUpdates):
         return LocalReplicas(link, device, optimizer, job.local_updates.steps)
+    if isinstance(optimizer, OneBitAdam):
+        return OneBitReplicas(link, device, optimizer)
+    if job.gradient_compression.method == "powersgd":
+        power = PowerSgd(link, held, job.gradient_compression.rank, job.training.seed)
+        return PowerSgdReplicas(link, device, optimizer, power, job.gradient_compression.warmup_steps)
     return Replicas(link, device)

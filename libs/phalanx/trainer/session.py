@@ -166,7 +166,7 @@ def build_session(
         mesh=mesh,
         model=model,
         optimizer=optimizer,
-        replicas=replicas_of(job, link, device, optimizer),
+        replicas=replicas_of(job, link, device, optimizer, model.parameters()),
         feed=Feed(training_reader(job, reading), shape, device, opening.plan, start, reading.view_of),
         recorder=recorder,
         saver=_saver(prepared, opening, control, writer, recorder, lambda: state_of(model, optimizer)),
@@ -315,6 +315,8 @@ def _restore(
         done.received_bytes,
     )
     optimizer.resume(parent.schedule)
+    if job.gradient_compression.method != "none":
+        LOG.warning("what gradient_compression had kept back is in no checkpoint: error feedback begins anew")
 
 
 def _outer_names(job: Job, parent: Manifest, names: Sequence[str]) -> tuple[str, ...]:

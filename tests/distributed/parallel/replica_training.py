@@ -55,7 +55,7 @@ def run_case(case: Mapping[str, Any], path: str) -> dict[str, Any]:
     model = ParallelModel(job, layout, mesh, "cpu")
     link = ReplicaLink(mesh.replica_group)
     optimizer = optimizer_of(job, model.parameters(), link)
-    replicas = replicas_of(job, link, torch.device("cpu"), optimizer)
+    replicas = replicas_of(job, link, torch.device("cpu"), optimizer, model.parameters())
     divisor = multiple_of(job.parallel.schedule, layout.pp)
     row: dict[str, Any] = {"bytes": [], "norms": [], "held_bytes": 0}
     for step in range(1, STEPS + 1):
@@ -71,7 +71,7 @@ def run_case(case: Mapping[str, Any], path: str) -> dict[str, Any]:
         norms = squares.sqrt().tolist()
         optimizer.update(gradients, replicas.norm_of(norms), 1.0)
         model.zero_gradients()
-        replicas.meet(step, STEPS)
+        replicas.meet(step, STEPS, applied=True)
         row["bytes"].append(replicas.take_bytes(step, STEPS))
         row["norms"].append(math.sqrt(sum(norm**2 for norm in norms) / len(norms)))
     row["held_bytes"] = _all_ranks(sum(4 * each.local.numel() for each in model.parameters()))
@@ -143,6 +143,93 @@ class OneReplica:
             state = self.optimizer.state[parameter]
             found |= {f"optim.{name}.{moment}": state[moment] for moment in ("exp_avg", "exp_avg_sq")}
         return found
+
+
+def gradients_of(replica: OneReplica, scale: float, step: int) -> dict[str, torch.Tensor]:
+    """By name, of a replica's part of the batch's loss times `scale`."""
+    replica.backward(step, scale)
+    return {n: p.grad for n, p in replica.model.named_parameters() if p.grad is not None}
+
+
+def clip(gradients: Mapping[str, torch.Tensor]) -> None:
+    """In place, by the norm of all together."""
+    norm = torch.stack([gradient.norm() for gradient in gradients.values()]).norm()
+    for gradient in gradients.values():
+        gradient.mul_(torch.clamp(MAX_NORM / (norm + 1e-6), max=1.0))
+
+
+def trained_by_powersgd(num_replicas: int, rank: int, queries: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """PowerSGD by whole matrices, Gram-Schmidt by a QR of the sum of all replicas' products; then AdamW."""
+    replicas = [OneReplica(i, num_replicas, num_replicas, 1) for i in range(num_replicas)]
+    errors = [{name: torch.zeros(()) for name in queries} for _ in replicas]
+    queries = dict(queries)
+    for step in range(1, STEPS + 1):
+        given = [gradients_of(each, 1.0, step) for each in replicas]
+        summed = {name: torch.stack([each[name] for each in given]).sum(0) for name in given[0]}
+        for name, query in queries.items():
+            matrices = [each[name] + error[name] for each, error in zip(given, errors, strict=True)]
+            basis = torch.linalg.qr(torch.stack([matrix @ query for matrix in matrices]).sum(0)).Q
+            for matrix, error in zip(matrices, errors, strict=True):
+                error[name] = matrix - basis @ basis.T @ matrix
+            queries[name] = torch.stack([matrix.T @ basis for matrix in matrices]).sum(0)
+            summed[name] = basis @ queries[name].T
+        clip(summed)
+        for each in replicas:
+            for name, parameter in each.model.named_parameters():
+                parameter.grad = summed[name].clone()
+            each.optimizer.step()
+    return replicas[0].tensors()
+
+
+def signs_of(values: torch.Tensor, block: int) -> torch.Tensor:
+    """Each block's mean magnitude, as bfloat16 has it, with each element's sign."""
+    parts = values.flatten().split(block)
+    signs = [part.abs().mean().bfloat16().float() * torch.where(part < 0, -1.0, 1.0) for part in parts]
+    return torch.cat(signs).view_as(values)
+
+
+def trained_by_signs(num_replicas: int, warmup: int, block: int) -> dict[str, Any]:
+    """1-bit Adam tensor by tensor, without packing or parts: both compressions and errors, the second moment frozen."""
+    replicas = [OneReplica(i, num_replicas, num_replicas, 1) for i in range(num_replicas)]
+    names = [name for name, _ in replicas[0].model.named_parameters()]
+    worker = [dict.fromkeys(names, torch.zeros(())) for _ in replicas]
+    server = dict.fromkeys(names, torch.zeros(()))
+    for step in range(1, STEPS + 1):
+        frozen = step > warmup
+        given = [gradients_of(each, num_replicas if frozen else 1.0, step) for each in replicas]
+        if not frozen:
+            summed = {name: torch.stack([each[name] for each in given]).sum(0) for name in names}
+            clip(summed)
+            for each in replicas:
+                for name, parameter in each.model.named_parameters():
+                    parameter.grad = summed[name].clone()
+                each.optimizer.step()
+            continue
+        for each in given:
+            clip(each)
+        for name in names:
+            states = [each.optimizer.state[each.model.get_parameter(name)] for each in replicas]
+            sent = []
+            for state, gradients, error in zip(states, given, worker, strict=True):
+                value = 0.9 * state["exp_avg"] + 0.1 * gradients[name] + error[name]
+                sent.append(signs_of(value, block))
+                error[name] = value - sent[-1]
+            mean = torch.stack(sent).mean(0) + server[name]
+            momentum = signs_of(mean, block)
+            server[name] = mean - momentum
+            for each, state in zip(replicas, states, strict=True):
+                _frozen_step(each.model.get_parameter(name), state, momentum, step, warmup)
+    return replicas[0].tensors()
+
+
+@torch.no_grad()
+def _frozen_step(
+    parameter: torch.Tensor, state: dict[str, torch.Tensor], momentum: torch.Tensor, step: int, warmup: int
+) -> None:
+    state["exp_avg"].copy_(torch.where(state["exp_avg_sq"] > 0, momentum, 0.0))
+    parameter.mul_(1 - LR * (0.1 if parameter.dim() > 1 else 0.0))
+    root = (state["exp_avg_sq"] / (1 - 0.95**warmup)).sqrt()
+    parameter.sub_(LR * state["exp_avg"] / (1 - 0.9**step) / (root + EPS))
 
 
 def locally_trained(num_replicas: int, dp_size: int, steps: int, outer_lr: float, momentum: float) -> dict[str, Any]:

@@ -44,6 +44,14 @@ def test_local_updates_hold_the_outer_momentum_and_what_a_round_began_with(dp_sh
     assert local.total_bytes - plain.total_bytes == local.optimizer_bytes - plain.optimizer_bytes
 
 
+def test_compression_holds_errors_and_what_it_works_on():
+    layout = Layout(dp_replicate=2, dp_shard=4)
+    (plain,) = of(layout)
+    for method, num_bytes in (("powersgd", 8), ("onebit_adam", 18)):
+        (rank,) = of(layout, compression=method, compression_rank=4)
+        assert rank.optimizer_bytes - plain.optimizer_bytes == num_bytes * (PARAMETERS // 4)
+
+
 LAYER = 64 * 8 * (2 * 8 + 2 * 4) + 3 * 64 * 192 + 2 * 64
 
 

@@ -140,3 +140,22 @@ def test_impossible_configuration_is_refused_in_one_line(changes, key):
     with pytest.raises(PhalanxError, match=key) as refused:
         seconds(**changes)
     assert "\n" not in str(refused.value)
+
+
+def test_less_between_replicas_costs_less_time_on_a_slow_network():
+    where = cluster("H100", network_gbps=0.125)
+    layout = Layout(dp_replicate=8, dp_shard=8)
+    found = {
+        name: step_time(replace(having(layout=layout, **keys), cluster=where)).data_s
+        for name, keys in {
+            "plain": {},
+            "signs": {"compression": "onebit_adam"},
+            "matrices": {"compression": "powersgd", "compression_rank": 4},
+            "local": {"local_steps": 100},
+            "rounds": {"local_steps": 200},
+        }.items()
+    }
+    assert found["plain"] > 5 * max(found["signs"], found["matrices"], found["local"])
+    assert found["rounds"] < found["local"]
+    within = step_time(replace(having(layout=Layout(dp_shard=8), compression="onebit_adam"), cluster=where)).data_s
+    assert found["signs"] > within > 0

@@ -104,6 +104,7 @@ def test_marks_match_what_the_design_promises():
         "optimizer",
         "lr_scheduler",
         "local_updates",
+        "gradient_compression",
     }
     assert all(marks[name] == Mark.FREE for name in ("training.steps", "compile.enable", "activation_checkpoint.mode"))
 

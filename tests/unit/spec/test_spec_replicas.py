@@ -11,6 +11,7 @@ from phalanx.spec.changes import When, changes
 
 MOE = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512}}
 MOE["args"]["moe"] = {"num_experts": 8, "top_k": 2, "expert_ffn_dim": 128}
+POWER = {"gradient_compression__method": "powersgd"}
 TEN = {"local_updates__steps": 10, "checkpoint__interval": 20}
 
 
@@ -33,6 +34,18 @@ def refusal(**keys: object) -> str:
         ({**TEN, "parallel__cpu_offload": True}, "local_updates.steps is 10", "0 beside parallel.cpu_offload"),
         ({**TEN, "model": MOE}, "local_updates.steps is 10", "0 with experts"),
         ({**TEN, "parallel__layout": "auto"}, "parallel.layout", "where the number of replicas changes"),
+        ({**POWER, "parallel__tp": 2}, "parallel.tp is 2", "takes dp_replicate and dp_shard only"),
+        ({**POWER, "parallel__pp": 2}, "parallel.pp is 2", "takes dp_replicate and dp_shard only"),
+        ({**POWER, "parallel__cp": 2}, "parallel.cp is 2", "takes dp_replicate and dp_shard only"),
+        ({**POWER, **TEN}, "gradient_compression.method", '"none" beside local_updates'),
+        ({**POWER, "optimizer__class": "mine:Rule"}, "gradient_compression.method", "none beside optimizer.class"),
+        ({**POWER, "parallel__cpu_offload": True}, "gradient_compression.method", "none beside parallel.cpu_offload"),
+        ({**POWER, "model": MOE}, "gradient_compression.method", "none with experts"),
+        ({**POWER, "parallel__layout": "auto"}, "parallel.layout", "with gradient_compression"),
+        ({"gradient_compression__method": "onebit_adam"}, "gradient_compression.warmup_steps is 0", "at least 1"),
+        ({"gradient_compression__method": "signs"}, "gradient_compression.method", "'powersgd' or 'onebit_adam'"),
+        ({**POWER, "gradient_compression__rank": 0}, "gradient_compression.rank", "a number above 0"),
+        ({**POWER, "gradient_compression__warmup_steps": -1}, "gradient_compression.warmup_steps", "at least 0"),
         ({"local_updates__steps": -1}, "local_updates.steps is -1", "a number at least 0"),
         ({**TEN, "local_updates__outer_lr": 0.0}, "local_updates.outer_lr", "a number above 0"),
         ({**TEN, "local_updates__outer_momentum": 1.0}, "local_updates.outer_momentum", "a number below 1"),
@@ -59,6 +72,14 @@ def test_keys_are_no_part_of_the_identity_of_a_job_without_them() -> None:
     assert "local_updates" not in sample().identity()
     assert "local_updates" not in sample(local_updates__outer_lr=0.3).identity()
     assert sample(**TEN).identity()["local_updates"] == {"steps": 10, "outer_lr": 0.7, "outer_momentum": 0.9}
+
+
+def test_compression_is_part_of_the_identity_as_far_as_it_has_effect() -> None:
+    assert "gradient_compression" not in sample(gradient_compression__rank=8).identity()
+    identity = sample(**POWER).identity()["gradient_compression"]
+    assert identity == {"method": "powersgd", "rank": 4, "warmup_steps": 0}
+    signs = sample(gradient_compression={"method": "onebit_adam", "warmup_steps": 8}).identity()
+    assert signs["gradient_compression"] == {"method": "onebit_adam", "warmup_steps": 8}
 
 
 def test_change_of_the_steps_is_a_fork() -> None:

@@ -60,12 +60,12 @@ def test_one_replica_that_averages_is_the_plain_optimizer() -> None:
     link = ReplicaLink(None)
     local = optimizer_of(job, tensors, link)
     other = optimizer_of(job.model_copy(update={"local_updates": local_job(0).local_updates}), plain, link)
-    replicas = replicas_of(job, link, CPU, local)
+    replicas = replicas_of(job, link, CPU, local, tensors)
     assert isinstance(local, LocalUpdates) and isinstance(replicas, LocalReplicas)
     for step in range(1, 7):
         local.update(gradients(tensors, step), 0.0, 1.0)
         other.update(gradients(plain, step), 0.0, 1.0)
-        replicas.meet(step, 6)
+        replicas.meet(step, 6, applied=True)
         for mine, its in zip(tensors, plain, strict=True):
             torch.testing.assert_close(mine.local, its.local, rtol=1e-6, atol=1e-7)
     assert local.counters() == {"num_updates": 6, "num_rounds": 2}
