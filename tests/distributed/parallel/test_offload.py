@@ -12,8 +12,12 @@ from phalanx.gang.testing import run_gang
 pytestmark = pytest.mark.distributed
 
 
-def _case(*, dtype: str = "float32", **parallel: Any) -> dict[str, Any]:
-    return {"dtype": dtype, "parallel": parallel}
+EXPERTS = {"ffn_dim": 0, "moe": {"num_experts": 8, "top_k": 2, "expert_ffn_dim": 16, "aux_loss": 0.01}}
+
+
+def _case(reference: str = "base", *, dtype: str = "float32", **parallel: Any) -> dict[str, Any]:
+    model = {"base": {}, "tied": {"tie_embeddings": True}, "experts": EXPERTS}[reference]
+    return {"reference": reference, "model": model, "dtype": dtype, "parallel": parallel}
 
 
 CASES: dict[int, dict[str, dict[str, Any]]] = {
@@ -24,6 +28,8 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "tp2": _case(tp=2),
         "cp2": _case(cp=2),
         "pp2": _case(pp=2),
+        "pp2_tied": _case("tied", pp=2),
+        "dp2_experts": _case("experts"),
         "pp2_zbv": _case(pp=2, schedule="zbv", stages_per_rank=2, zero=1),
     },
     4: {"hsdp": _case(dp_replicate=2), "hsdp_tp2_bf16": _case(dp_replicate=2, tp=2, dtype="bfloat16")},
