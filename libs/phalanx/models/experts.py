@@ -4,7 +4,7 @@ also passes the shared ones, if any.
 The rows of a token's experts are sorted by expert, so that each expert multiplies one segment of any length, nought
 included, and no token is dropped. Which order rows are added in depends on nothing but the token, so that sums are the
 same in every run. Like the rest of the decoder this knows nothing of processes: tensor parallelism cuts the weights of
-`Experts`, expert parallelism replaces its `segments`.
+`Experts`, expert parallelism gives it an `exchange`.
 """
 
 from __future__ import annotations
@@ -138,9 +138,9 @@ class Experts(nn.Module):
             outputs = self.segments(sorted_rows, counts)
         else:
             outputs = self.exchange(sorted_rows, counts, self.segments)
-        by_token = outputs.index_select(0, inverse).view(-1, top_k, outputs.shape[-1])
-        y: Tensor = (by_token * weights.reshape(-1, top_k, 1)).sum(1)
-        return y.to(x.dtype).view_as(x)
+        by_token = outputs.index_select(0, inverse).view(*chosen.shape, outputs.shape[-1])
+        y: Tensor = (by_token * weights.unsqueeze(-1)).sum(-2)
+        return y.to(x.dtype)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         for name, stacked in self.named_parameters(recurse=False):

@@ -32,7 +32,9 @@ class Mesh:
 
     groups: of the axes that exchange anything (size above 1), and "dp_shard_cp", over which fully_shard shards: the
     ranks that read other windows and those that share one hold parts of the same weights. It exists at any size.
-    schedule: the pipeline schedule, which decides where the last stage lies.
+    schedule: the pipeline schedule, which decides where the last stage lies. ep: ranks that share the experts of a
+    layer, consecutive ones of "dp_shard_cp", by the group "ep"; those that hold the same ones shard them over
+    "expert_shard".
     """
 
     sizes: dict[str, int]
@@ -40,6 +42,7 @@ class Mesh:
     groups: dict[str, dist.ProcessGroup]
     device: torch.device
     schedule: str
+    ep: int = 1
 
     @property
     def dp_size(self) -> int:
@@ -104,6 +107,20 @@ class Mesh:
             mesh_dim_names=("dp_replicate", "dp_shard_cp"),
         )
 
+    def expert_mesh(self) -> DeviceMesh:
+        """As `data_mesh`, of the experts of a rank: over those that hold the same ones."""
+        shard = self.groups["expert_shard"]
+        if self.sizes["dp_replicate"] == 1:
+            return DeviceMesh.from_group(shard, self.device.type, mesh_dim_names=("expert_shard",))
+        ranks = [self._rank_at(dict(zip(_DATA_AXES, point, strict=True))) for point in self._points(_DATA_AXES)]
+        own = torch.tensor(ranks).view(self.sizes["dp_replicate"], -1, self.ep)[:, :, self.shard_rank % self.ep]
+        return DeviceMesh.from_group(
+            [self.groups["dp_replicate"], shard],
+            self.device.type,
+            mesh=own,
+            mesh_dim_names=("dp_replicate", "expert_shard"),
+        )
+
     def _points(self, axes: Sequence[str]) -> itertools.product[tuple[int, ...]]:
         return itertools.product(*(range(self.sizes[axis]) for axis in axes))
 
@@ -130,7 +147,13 @@ def build_mesh(layout: Layout, device: torch.device | str, *, schedule: str = "1
         axis: _group(sizes, coordinates, (axis,), timeout) for axis in AXES if sizes[axis] > 1 and axis != "dp_shard"
     }
     groups["dp_shard_cp"] = _group(sizes, coordinates, _SHARD_AXES, timeout)
-    return Mesh(sizes, coordinates, groups, torch.device(device), schedule)
+    if layout.ep > 1:
+        ranks = dist.get_process_group_ranks(groups["dp_shard_cp"])
+        place = ranks.index(dist.get_rank())
+        first = place - place % layout.ep
+        groups["ep"] = _group_of(ranks[first : first + layout.ep], timeout, "ep")
+        groups["expert_shard"] = _group_of(ranks[place % layout.ep :: layout.ep], timeout, "expert_shard")
+    return Mesh(sizes, coordinates, groups, torch.device(device), schedule, layout.ep)
 
 
 def _gang_timeout(device: torch.device) -> timedelta:
@@ -146,7 +169,11 @@ def _group(
     """The ranks that differ from this one along `axes` alone, the last of them innermost."""
     points = itertools.product(*(range(sizes[axis]) for axis in axes))
     ranks = [_rank_at(sizes, coordinates | dict(zip(axes, point, strict=True))) for point in points]
-    group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc="_".join(axes))
+    return _group_of(ranks, timeout, "_".join(axes))
+
+
+def _group_of(ranks: list[int], timeout: timedelta, name: str) -> dist.ProcessGroup:
+    group = dist.new_group(ranks, timeout=timeout, use_local_synchronization=True, group_desc=name)
     assert isinstance(group, dist.ProcessGroup), "a rank is always a member of its own axis group"
     return group
 

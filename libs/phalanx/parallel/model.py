@@ -27,6 +27,7 @@ from phalanx.parallel.build import build_on_meta, check_head, check_layout, whol
 from phalanx.parallel.clock import StepClock
 from phalanx.parallel.collectives import sum_parts
 from phalanx.parallel.context import ContextShare
+from phalanx.parallel.expert import cut_experts
 from phalanx.parallel.initialise import fill
 from phalanx.parallel.loss import chunked_sums, token_sums
 from phalanx.parallel.mesh import Mesh
@@ -90,6 +91,8 @@ class ParallelModel:
             self.pipeline, tied = self._build_pipeline(job, model, dtype)
             self.stages = self.pipeline.modules
         slices = [apply_plan(s, plan, mesh.tp_group) if mesh.tp_group else TensorSlices.of(s) for s in self.stages]
+        for stage, own in zip(self.stages, slices, strict=True):
+            cut_experts(stage, own, mesh)
         self._context = self._share_windows(job)
         for stage in self.stages:
             if self.device.type == "cpu":

@@ -28,7 +28,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from phalanx.core.box import Box, HeldTensor
-from phalanx.models.experts import Router, stacked_names, stored_name
+from phalanx.models.experts import Experts, Router, stacked_names, stored_name
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.recompute import recomputing
 from phalanx.parallel.tensor import TensorSlices
@@ -59,6 +59,8 @@ def shard(
         offload_policy=offload,
         ignored_params=set(whole_parameters(module)),
     )
+    for experts in (inner for inner in module.modules() if mesh.ep > 1 and isinstance(inner, Experts)):
+        shard_one(experts, mesh=mesh.expert_mesh(), reshard_after_forward=zero == 3)
     for block in blocks_of(module):
         shard_one(block, reshard_after_forward=zero == 3)
     shard_one(module, reshard_after_forward=False)
@@ -170,7 +172,8 @@ def held_tensors(
         if id(parameter) in whole:
             found.append(Held(_held_whole(name, parameter, slices, mesh), parameter))
             continue
-        held = _held(name, parameter, slices, mesh)
+        apart = mesh.ep if name in stacked else 1
+        held = _held(name, parameter, slices, mesh, mesh.shard_size // apart, mesh.shard_rank // apart)
         found += _by_expert(held, parameter) if name in stacked else [Held(held, parameter)]
     return found
 
@@ -200,11 +203,13 @@ def _held_whole(name: str, parameter: nn.Parameter, slices: TensorSlices, mesh: 
     return HeldTensor(name, shape, box, parameter.detach(), replica * tp + mesh.coordinates["tp"], num_readers * tp)
 
 
-def _held(name: str, parameter: nn.Parameter, slices: TensorSlices, mesh: Mesh) -> HeldTensor:
+def _held(
+    name: str, parameter: nn.Parameter, slices: TensorSlices, mesh: Mesh, num_shards: int, shard: int
+) -> HeldTensor:
     local, global_shape, tensor_box = local_of(parameter), slices.shapes[name], slices.boxes[name]
     rows = tensor_box.shape[0]
-    rows_per_shard = -(-rows // mesh.shard_size)
-    start = min(mesh.shard_rank * rows_per_shard, rows)
+    rows_per_shard = -(-rows // num_shards)
+    start = min(shard * rows_per_shard, rows)
     stop = min(start + rows_per_shard, rows)
     box = Box((tensor_box.offset[0] + start, *tensor_box.offset[1:]), (stop - start, *tensor_box.shape[1:]))
     assert tuple(local.shape) == box.shape or local.numel() == box.num_elements == 0, (name, local.shape, box)

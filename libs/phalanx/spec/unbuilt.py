@@ -15,7 +15,6 @@ def refuse_unbuilt_model(args: ModelArgs) -> None:
 
 def refuse_unbuilt(job: Job, layout: Layout) -> None:
     """Raises PhalanxError for the first thing in `job` and its layout that this version does not train with."""
-    _refuse("parallel.ep", layout.ep, layout.ep > 1, "1: expert parallelism is not in this version's trainer")
     if isinstance(job.model.args, ModelArgs):
         refuse_unbuilt_model(job.model.args)
     reduce = job.training.mixed_precision_reduce

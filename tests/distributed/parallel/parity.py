@@ -64,7 +64,7 @@ def make_job(case: Mapping[str, Any]) -> Job:
 def layout_of(job: Job, world_size: int) -> Layout:
     """The job's axis sizes with dp_shard as the rest, without the job file's checks."""
     sizes = {axis: getattr(job.parallel, axis) for axis in ("pp", "dp_replicate", "cp", "tp")}
-    return Layout(dp_shard=world_size // math.prod(sizes.values()), **sizes)
+    return Layout(dp_shard=world_size // math.prod(sizes.values()), **sizes, ep=job.parallel.ep)
 
 
 def windows(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:

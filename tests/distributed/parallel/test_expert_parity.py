@@ -32,6 +32,7 @@ SPARSE = {"num_experts": 31, "top_k": 1, "expert_ffn_dim": 8, "normalise": False
 MODELS: dict[str, dict[str, Any]] = {
     "mixtral": {"ffn_dim": 0, "moe": MIXTRAL},
     "deepseek": {"ffn_dim": 0, "moe": DEEPSEEK, "qk_norm": True},
+    "many": {"ffn_dim": 0, "moe": SPARSE | {"num_experts": 32}},
     "sparse": {"ffn_dim": 0, "moe": SPARSE},  # experts without tokens; shards of them uneven
 }
 
@@ -56,6 +57,10 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "tp2": _of("mixtral", _case(tp=2)),
         "tp2_deepseek_recompute": _of("deepseek", _case(tp=2, recompute="full")),
         "cp2": _of("deepseek", _case(cp=2)),
+        "ep2": _of("mixtral", _case(ep=2)),
+        "ep2_recompute_zero1": _of("deepseek", _case(ep=2, zero=1, recompute="full")),
+        "ep2_many_zero2_surplus": _of("many", _case(ep=2, zero=2, local_batch_size=3)),
+        "cp2_ep2": _of("deepseek", _case(cp=2, ep=2)),
         **{f"pp2_{schedule}": _of("deepseek", _pipeline(schedule, pp=2)) for schedule in SCHEDULES},
     },
     4: {
@@ -65,6 +70,12 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "pp2_dp2": _of("deepseek", _pipeline("interleaved_1f1b", pp=2)),
         "cp2_tp2_a2a": _of("mixtral", _case(cp=2, tp=2, cp_comm_type="a2a")),
         "hsdp": _of("deepseek", _case(dp_replicate=2)),
+        "dp4_ep2": _of("deepseek", _case(ep=2)),
+        "ep4_many": _of("many", _case(ep=4)),
+        "dp2_tp2_ep2": _of("deepseek", _case(tp=2, ep=2)),
+        "hsdp_ep2": _of("deepseek", _case(dp_replicate=2, ep=2)),
+        "pp2_ep2": _of("deepseek", _pipeline("1f1b", pp=2, ep=2)),
+        "pp2_ep2_zbv": _of("mixtral", _pipeline("zbv", pp=2, ep=2)),
     },
 }
 

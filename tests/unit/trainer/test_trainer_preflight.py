@@ -32,7 +32,6 @@ def job_with(section: str, **changes: Any) -> Job:
     return parse_job({**TABLES, section: {**TABLES.get(section, {}), **changes}})
 
 
-MOE = {"num_experts": 4, "top_k": 2, "expert_ffn_dim": 64}
 REFUSALS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "dropout": ("model", {"args": {"dropout": 0.1}}, 1, "model.args.dropout is 0.1: expected 0"),
     "bf16 reduce": (
@@ -51,12 +50,6 @@ def test_prepare_refuses_what_is_not_built_by_its_key(what: str) -> None:
         prepare(job_with(section, **changes), world_size)
     assert str(refusal.value).startswith(line)
     assert "`phalanx run` does not yet" in str(refusal.value)
-
-
-def test_prepare_refuses_expert_parallelism() -> None:
-    tables = {**TABLES, "model": {"preset": "tiny", "args": {"ffn_dim": 0, "moe": MOE}}, "parallel": {"ep": 2}}
-    with pytest.raises(PhalanxError, match=r"parallel\.ep is 2: expected 1: expert parallelism"):
-        prepare(parse_job(tables), 2)
 
 
 def test_prepare_of_a_missing_split_names_the_key_and_makes_no_job(tmp_path: Path) -> None:
