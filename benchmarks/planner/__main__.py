@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.files import write_output
 
 from .fit import Linear
 from .predict import predict
@@ -59,8 +60,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _predict(options: argparse.Namespace, rows: Path) -> int:
-    answers = predict(load_rows(rows))
-    options.out.write_text(json.dumps({"rows": answers}, indent=1) + "\n")
+    given = load_rows(rows)
+    if options.out.exists() and options.out.samefile(rows):
+        raise PhalanxError("--out", value=str(options.out), expected="another file than --rows", remedy="name another")
+    answers = predict(given)
+    write_output(options.out, json.dumps({"rows": answers}, indent=1).encode() + b"\n")
     failed = sum("error" in answer for answer in answers)
     print(f"{len(answers)} rows, {failed} of them cannot be answered (their `error` says why): {options.out}")
     return 0
@@ -73,7 +77,7 @@ def _score(options: argparse.Namespace, path: Path) -> int:
     sets = json.loads(beside.read_text()) if beside.exists() else []
     ranking = score_ranking(sets, rows)
     picture = os.path.relpath(options.picture, options.page.parent)
-    options.picture.write_text(scatter(found))
+    write_output(options.picture, scatter(found).encode())
     update(options.page, markdown(found, ranking, picture))
     for lines in found.lines().values():
         for line in lines:

@@ -24,6 +24,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+from phalanx.core.files import write_output
 from phalanx.parallel.clock import StepClock
 from phalanx.planner.bubble_formulas import bubble_by_formula
 from phalanx.planner.pipeline import StageCosts, simulate
@@ -61,7 +62,7 @@ def main() -> None:
     print(table)
     if options.page is not None:
         before, rest = options.page.read_text().split(BEGIN)
-        options.page.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}")
+        write_output(options.page, f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}".encode())
     if options.rows is not None:
         compare_with_rows(json.loads(options.rows.read_text())["rows"])
 

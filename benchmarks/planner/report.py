@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.files import write_output
 
 from .score import Line, Ranking, Score
 
@@ -29,7 +30,7 @@ def update(page: Path, text: str) -> None:
     if BEGIN not in old or END not in old:
         raise PhalanxError("--page", value=str(page), expected=f"a page with {BEGIN} and {END}", remedy="add them")
     before, rest = old.split(BEGIN, 1)
-    page.write_text(f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}")
+    write_output(page, f"{before}{BEGIN}\n{text}\n{END}{rest.split(END, 1)[1]}".encode())
 
 
 def markdown(score: Score, ranking: Ranking, picture: str, num_worst: int = 12) -> str:

@@ -43,7 +43,7 @@ def load_rows(path: Path) -> Sequence[Row]:
     """The rows of a file `{"rows": [...]}`. Raises PhalanxError for a file that is not one."""
     try:
         rows = json.loads(path.read_text())["rows"]
-    except (OSError, ValueError, KeyError, TypeError) as cause:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
         raise PhalanxError(
             "--rows", value=str(path), expected='a JSON file {"rows": [...]}', remedy="give another file"
         ) from cause

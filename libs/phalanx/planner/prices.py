@@ -119,7 +119,7 @@ def _read(path: Path) -> dict[str, Any]:
     try:
         text = path.read_text()
         read: Any = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         raise PhalanxError(
             str(path), expected="a readable TOML or JSON price file", remedy=f"correct it: {error}"
         ) from error

@@ -14,8 +14,9 @@ from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.files import PUBLIC, write_atomically
 from phalanx.objects import StorageSettings
-from phalanx.rpc.files import PUBLIC, read_bytes, write_atomically
+from phalanx.rpc.files import read_bytes
 from phalanx.rpc.limits import Limits
 from phalanx.rpc.tables import NOT_IN_FILE, Place, Scalar, built, read_table, toml
 

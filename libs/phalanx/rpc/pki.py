@@ -20,7 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from phalanx.core.errors import PhalanxError
-from phalanx.rpc.files import SECRET, read_bytes, write_atomically
+from phalanx.core.files import SECRET, write_atomically
+from phalanx.rpc.files import read_bytes
 
 BACKDATED = timedelta(days=1)
 CA_VALIDITY, VALIDITY, RENEWED_BEFORE = timedelta(days=3650), timedelta(days=825), timedelta(days=30)

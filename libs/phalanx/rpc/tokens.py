@@ -18,8 +18,9 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.files import SECRET, write_atomically
 from phalanx.rpc.errors import Denied, Unauthenticated
-from phalanx.rpc.files import SECRET, read_bytes, write_atomically
+from phalanx.rpc.files import read_bytes
 
 LEEWAY_S = 3600
 _ALGORITHM = "EdDSA"

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from phalanx.rpc.files import write_atomically
+from phalanx.core.files import write_atomically
 
 LAST_END = "last-end.json"
 

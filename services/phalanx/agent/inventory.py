@@ -14,8 +14,8 @@ import pynvml  # type: ignore[import-untyped]
 
 from phalanx.agent.options import Options
 from phalanx.core.errors import PhalanxError
+from phalanx.core.files import write_atomically
 from phalanx.gang.network import network_environ
-from phalanx.rpc.files import write_atomically
 
 LOG = logging.getLogger(__name__)
 MAX_SLOTS = 65_536

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import sys
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 
 import typer
 
+from phalanx.cli.standard_output import OutputLostError, drop_output
 from phalanx.core.errors import OutsideError, PhalanxError
 
 # The base of typer's usage errors, wherever this version of typer keeps it.
@@ -22,6 +24,7 @@ def run_reporting_errors(app: typer.Typer) -> int:
     try:
         with _first_retry_told():
             result = app(standalone_mode=False)
+        sys.stdout.flush()
         code = int(result) if isinstance(result, int) else 0
         if code == INTERRUPTED:  # typer makes this of KeyboardInterrupt
             sys.stderr.write("phalanx: interrupted\n")
@@ -40,6 +43,11 @@ def run_reporting_errors(app: typer.Typer) -> int:
     except OutsideError as error:
         sys.stderr.write(f"phalanx: {error}\n")
         return 2 if _is_not_up(error) else 1
+    except OutputLostError as error:
+        drop_output()
+        if error.errno != errno.EPIPE:  # who reads no further has what he wants
+            sys.stderr.write(f"phalanx: standard output: {error.strerror}\n")
+        return 1
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import typer
 
 from phalanx.cli import checkpoint, config, data, demo, doctor, init, job, plan, run, services
 from phalanx.cli.errors import run_reporting_errors
+from phalanx.cli.standard_output import watch_output
 
 app = typer.Typer(
     name="phalanx",
@@ -41,4 +42,5 @@ def main() -> None:
     """Entry point of the `phalanx` command: exit 0 on success, 1 when something failed, 2 when the user must change
     something.
     """
+    watch_output()
     sys.exit(run_reporting_errors(app))

@@ -110,7 +110,7 @@ def plan(
     if svg is not None or timeline:
         report.need_gpu()
     if svg is not None:
-        write_svg(svg, report.shown.estimate)
+        write_svg(svg, report.shown.estimate, job_file)
     if as_json:
         print_json(report.as_dict())
     else:

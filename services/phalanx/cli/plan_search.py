@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.files import write_output
 from phalanx.core.numbering import numbered
 
 if TYPE_CHECKING:
@@ -188,13 +189,16 @@ def rival_rows(search: Search) -> list[tuple[str, str, str]]:
     return [(", ".join(each.properties), layout_line(each.candidate), each.reason) for each in rivals(search)]
 
 
-def write_svg(path: Path, estimate: Estimate) -> None:
-    """Writes the timeline of a step. Raises PhalanxError where the file can't be written."""
+def write_svg(path: Path, estimate: Estimate, job_file: Path) -> None:
+    """Writes the timeline of a step. Raises PhalanxError where the file can't be written, or is the job's own."""
     from phalanx.planner.search import pipeline_run
     from phalanx.planner.timeline import svg
 
+    drawn = svg(pipeline_run(estimate)).encode()
     try:
-        path.write_text(svg(pipeline_run(estimate)), encoding="utf-8")
+        if path.exists() and path.samefile(job_file):
+            raise PhalanxError("--svg", value=str(path), expected="another file than the job's", remedy="name another")
+        write_output(path, drawn)
     except OSError as error:
         raise PhalanxError(
             "--svg", value=str(path), expected="a file that can be written", remedy=f"{error.strerror}; name another"

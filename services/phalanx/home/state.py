@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from phalanx.core.errors import PhalanxError
+from phalanx.core.files import write_atomically
 from phalanx.home.layout import Home
-from phalanx.rpc.files import write_atomically
 
 _PROBE_PATIENCE_S = 1.0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -15,6 +16,7 @@ from phalanx.cli.errors import run_reporting_errors
 from phalanx.spec import load_job
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
+PLAN = (sys.executable, "-m", "phalanx.cli", "plan")
 
 
 @pytest.fixture
@@ -117,6 +119,34 @@ def test_why_tells_how_a_layout_compares_with_the_best(run):
 def test_bad_input_is_one_line_and_exit_code_2(run, arguments, said):
     code, _, err = run("8b-64gpu", *arguments)
     assert code == 2 and said in err and len(err.strip().splitlines()) == 1
+
+
+def test_svg_over_the_job_file_is_refused_and_the_file_stays(tmp_path):
+    job = tmp_path / "job.toml"
+    job.write_bytes((EXAMPLES / "70b-512gpu.toml").read_bytes())
+    (tmp_path / "link.toml").symlink_to(job)
+    for svg in (job, tmp_path / "link.toml"):
+        command = [*PLAN, str(job), "--svg", str(svg)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 2 and done.stdout == "" and done.stderr.count("\n") == 1
+        assert "expected another file than the job's" in done.stderr
+    assert job.read_bytes() == (EXAMPLES / "70b-512gpu.toml").read_bytes()
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)], ids=["text", "json"])
+def test_standard_output_that_takes_nothing_is_one_line(options):
+    with open("/dev/full", "w") as full:  # noqa: PTH123 - a device
+        command = [*PLAN, str(EXAMPLES / "8b-64gpu.toml"), *options]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and done.stderr == "phalanx: standard output: No space left on device\n"
+
+
+@pytest.mark.parametrize(("name", "text"), [("p.json", "[" * 200_000), ("p.toml", "a = " + "[" * 5_000)])
+def test_price_file_that_is_nested_without_end_is_one_line(run, tmp_path, name, text):
+    path = tmp_path / name
+    path.write_text(text)
+    code, _, err = run("70b-512gpu", "--prices", str(path))
+    assert code == 2 and "expected a readable TOML or JSON price file" in err and err.count("\n") == 1
 
 
 def test_svg_and_timeline_draw_the_shown_layout(run, tmp_path):

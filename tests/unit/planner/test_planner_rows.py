@@ -235,3 +235,16 @@ def test_regret_is_what_the_chosen_rival_costs_over_the_best():
     rivals = [{"id": "source/one", "s_per_sample": 1.1}, {"id": "source/full", "s_per_sample": 1.0}]
     found = score_ranking([{"rows": rivals}], rows)
     assert found.sets == 1 and math.isclose(found.regret, 0.1)
+
+
+def test_predict_never_writes_over_its_rows_and_replaces_answers_whole(tmp_path, capsys):
+    rows, out = tmp_path / "rows.json", tmp_path / "out.json"
+    rows.write_text(json.dumps({"rows": [row()]}))
+    out.write_text("old")
+    assert main(["predict", "--rows", str(rows), "--out", str(rows)]) == 2
+    assert "expected another file than --rows" in capsys.readouterr().err
+    assert json.loads(rows.read_text()) == {"rows": [row()]}
+    assert main(["predict", "--rows", str(rows), "--out", str(out)]) == 0
+    assert len(json.loads(out.read_text())["rows"]) == 1
+    rows.write_text("[" * 200_000)
+    assert main(["predict", "--rows", str(rows), "--out", str(out)]) == 2 and len(json.loads(out.read_text())) == 1
