@@ -67,9 +67,19 @@ def run_shape(job: Job) -> RunShape:
         local_steps=job.local_updates.steps,
         compression=job.gradient_compression.method,
         compression_rank=job.gradient_compression.rank,
+        paging_bytes=_paging_bytes(job),
         param_bytes=_BYTES[job.training.mixed_precision_param],
         reduce_bytes=_BYTES[job.training.mixed_precision_reduce],
     )
+
+
+def _paging_bytes(job: Job) -> int:
+    """Where the optimizer runs: on a GPU one page at a time, which is a quarter of what the host has for them."""
+    if job.optimizer.offload == "none":
+        return 0
+    budget = int(job.optimizer.offload_gib * 2**30)
+    on_gpu = job.cluster.device == "cuda" and not job.parallel.cpu_offload
+    return budget // 4 if on_gpu else budget
 
 
 def gpu_of(job: Job) -> Gpu | None:

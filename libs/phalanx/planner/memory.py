@@ -13,6 +13,8 @@ bfloat16).
   as they are more.
 - offloaded (`cpu_offload`): masters, optimizer and sharded gradients, 16 P / N, lie in the host's memory; on the device
   is beside the rest a layer's part of the masters, on its way to be gathered.
+- paged (`optimizer.offload`): the moments, 8 P / N, lie on a local disk, twice for the sake of checkpoints that are
+  read while updates go on; in memory are a few pages.
 So zero 1 takes 6 + 12 / N bytes a parameter in bfloat16 (measured with torch 2.13: gradients not yet synchronised are
 whole and fp32), not ZeRO's printed 4 + 12 / N (arXiv 1910.02054, section 5).
 """
@@ -29,6 +31,7 @@ from phalanx.planner.stages import PipelinePosition, num_micro_batches, position
 from phalanx.spec.layout import Layout
 
 MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
+DISK_SLOTS = 2  # places in the file of a page of optimizer state
 # Device context, communication buffers and the allocator's rounding: a round figure, not a measurement.
 RUNTIME_BYTES = 2 * 2**30
 
@@ -36,7 +39,8 @@ RUNTIME_BYTES = 2 * 2**30
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     """Peak bytes of one rank, by what they are for. gradients_bytes: on the device. host_bytes: in the host's memory,
-    masters and optimizer among them; 0 where nothing is offloaded.
+    masters and optimizer among them; 0 where nothing is offloaded. paged_bytes: of moments on a local disk, where
+    optimizer_bytes are those of the pages in memory.
     """
 
     position: PipelinePosition
@@ -48,17 +52,24 @@ class RankMemory:
     activations_bytes: int
     runtime_bytes: int
     host_bytes: int = 0
+    paged_bytes: int = 0
 
     @property
     def state_bytes(self) -> int:
-        """What stays through a run: masters and optimizer state."""
-        return self.masters_bytes + self.optimizer_bytes
+        """What stays through a run: masters and optimizer state, wherever they lie."""
+        return self.masters_bytes + (self.paged_bytes or self.optimizer_bytes)
+
+    @property
+    def disk_bytes(self) -> int:
+        """Of the file of the rank's optimizer state."""
+        return DISK_SLOTS * self.paged_bytes
 
     @property
     def total_bytes(self) -> int:
         """All of it that lies on the device, at once."""
         moving = self.weights_bytes + self.gradients_bytes + self.activations_bytes
-        return (0 if self.host_bytes else self.state_bytes) + moving + self.runtime_bytes
+        held = 0 if self.host_bytes else self.masters_bytes + self.optimizer_bytes
+        return held + moving + self.runtime_bytes
 
 
 def rank_memory(
@@ -76,16 +87,19 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
     shard = _sharded(held, layout)
     own = shard - held.copied // (layout.dp_shard * layout.cp)
     activations = activation_bytes(model, layout, run, position)
+    moments = MOMENT_BYTES * own + held_bytes(run, layout, own)
+    optimizer = min(run.paging_bytes, DISK_SLOTS * moments) if run.paging_bytes else moments
     return RankMemory(
         position=position,
         parameters=held.total,
         masters_bytes=MASTER_BYTES * shard,
         weights_bytes=_gathered_weights(held, layout, run) + (_on_the_way(held, layout) if run.cpu_offload else 0),
         gradients_bytes=_gradients(held, shard, layout, run, activations),
-        optimizer_bytes=MOMENT_BYTES * own + held_bytes(run, layout, own),
+        optimizer_bytes=optimizer,
         activations_bytes=activations,
         runtime_bytes=runtime_bytes,
-        host_bytes=(MASTER_BYTES + MOMENT_BYTES + GRADIENT_BYTES) * shard if run.cpu_offload else 0,
+        host_bytes=(MASTER_BYTES + GRADIENT_BYTES) * shard + optimizer if run.cpu_offload else 0,
+        paged_bytes=moments if run.paging_bytes else 0,
     )
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.layouts import Candidate, Task, base_candidates, layouts, scheduled
-from phalanx.planner.memory import RUNTIME_BYTES, RankMemory, rank_memory
+from phalanx.planner.memory import MASTER_BYTES, RUNTIME_BYTES, RankMemory, rank_memory
 from phalanx.planner.parameters import rank_parameters
 from phalanx.planner.pipeline import PipelineRun, StageCosts, bubble_left, simulate
 from phalanx.planner.software import Software, software
@@ -145,7 +145,7 @@ class Search:
         stage = max(stage_layers(model, layout.pp, run))
         held = rank_parameters(model, layout, stage, is_first=layout.pp == 1, is_last=layout.pp == 1)
         whole = layout.pp > 1 or (run.zero == 1 and num_micro_batches(layout, run) > 1)
-        sharded = _SHARDED_BYTES * (
+        sharded = (MASTER_BYTES if run.paging_bytes else _SHARDED_BYTES) * (
             held.dense / (layout.dp_shard * layout.cp) + held.experts / max(layout.dp * layout.cp // layout.ep, 1)
         )
         if run.cpu_offload:

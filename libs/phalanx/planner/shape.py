@@ -99,6 +99,7 @@ class RunShape:
     that gives them, even or cost. chunk_tokens: whose logits exist at a time; 0 for those of a micro-batch.
     cp_comm_type: how attention sees a window that ranks share, all_gather or a2a. local_steps: for which replicas train
     by themselves between two outer updates; 0: not. compression: none, powersgd (of compression_rank) or onebit_adam.
+    paging_bytes: of memory for pages of an optimizer state that lies on a local disk; 0 where it lies in memory.
     """
 
     seq_len: int
@@ -121,6 +122,7 @@ class RunShape:
     cpu_offload: bool = False
     stage_split: str | tuple[int, ...] = "even"
     local_steps: int = 0
+    paging_bytes: int = 0
     recompute_every: int = 1
     keeps_products: bool = False
     compression: str = "none"

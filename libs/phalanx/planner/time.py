@@ -18,6 +18,7 @@ from phalanx.planner.calibration import CALIBRATION, Calibration
 from phalanx.planner.collectives import all_gather_s, all_reduce_s, reduce_scatter_s, send_s
 from phalanx.planner.compute import PRECISIONS, Chip
 from phalanx.planner.layer import LayerTime, Place, head_time, layer_time, seen
+from phalanx.planner.memory import MOMENT_BYTES
 from phalanx.planner.network import Cluster
 from phalanx.planner.parameters import RankParameters, rank_parameters
 from phalanx.planner.replicas import exchange_s
@@ -257,17 +258,22 @@ def _data_s(config: Configuration, place: Place, held: RankParameters, micro_bat
 # A GPU's link to its host (PCIe 5.0 x16), and its share of the host's memory: round figures, in bytes a second. Two
 # sockets of eight channels of DDR5-4800 have 614 GB/s for eight GPUs, of which streams reach about half.
 _HOST_LINK, _HOST_MEMORY = 64e9, 38e9
+# What a node's NVMe disks together read and write at once, each way: a round figure of four disks of PCIe 4.0.
+_DISKS = 12e9
 
 
 def _optimizer_s(config: Configuration, place: Place, held: RankParameters) -> float:
     """Adam reads gradient, master and two moments and writes the latter three and the weight: 30 bytes a parameter of
-    the rank's shard; what lies in the host's memory crosses its link twice, or the host does it all."""
+    the rank's shard; what lies in the host's memory crosses its link twice, or the host does it all. Pages on the
+    node's disks are read and written beside the update, which is as slow as the slower."""
     run, layout = config.run, config.layout
     ranks = layout.dp * layout.cp if run.zero else 1
     shard = held.dense / ranks + held.experts / (max(ranks // layout.ep, 1) if run.zero else 1)
+    paged_s = MOMENT_BYTES * shard * config.cluster.gpus_per_node / _DISKS if run.paging_bytes else 0.0
     if run.cpu_offload:
-        return _host_s(config, shard)
-    return 30 * shard / place.chip.memory_rate + run.offloaded * 2 * 12 * shard / _HOST_LINK
+        return max(_host_s(config, shard), paged_s)
+    over_link = 2 * MOMENT_BYTES if run.paging_bytes else run.offloaded * 2 * 12
+    return max(30 * shard / place.chip.memory_rate + over_link * shard / _HOST_LINK, paged_s)
 
 
 def _host_s(config: Configuration, shard: float) -> float:

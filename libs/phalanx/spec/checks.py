@@ -14,6 +14,7 @@ from phalanx.spec.finding import Finding
 from phalanx.spec.keys import LARGEST_INTEGER, bound_text
 from phalanx.spec.layout import Layout, window_parts
 from phalanx.spec.model import ROPE_SCALING_KEYS, ModelArgs
+from phalanx.spec.offload_checks import offload_findings
 from phalanx.spec.parallel import AXES, CHOSEN, MULTI_STAGE_SCHEDULES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES, Parallel
 from phalanx.spec.recompute_checks import recompute_findings
 from phalanx.spec.replica_checks import layout_findings, replica_findings
@@ -43,6 +44,7 @@ def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
     findings += [*kernel_findings(job), *loss_findings(job), *context_findings(job, layout)]
     findings += replica_findings(job, layout)
     findings += recompute_findings(job, layout)
+    findings += offload_findings(job)
     return findings
 
 

@@ -113,6 +113,9 @@ def _rules(job: Job) -> Iterator[Rule]:
         "data.held_out is not set",
     )
     yield from _cache_rules(job)
+    in_memory, reason = job.optimizer.offload == "none", 'optimizer.offload is "none"'
+    for name in ("offload_folder", "offload_gib"):
+        yield in_memory and name in job.optimizer.model_fields_set, f"optimizer.{name}", reason
 
 
 def _checkpoint_rules(job: Job) -> Iterator[Rule]:

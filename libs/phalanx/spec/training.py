@@ -9,6 +9,8 @@ from pydantic import field_validator
 from phalanx.spec.keys import LARGEST_INTEGER, Mark, Section, key
 from phalanx.spec.own import OWN_PATTERN, require_json
 
+LEAST_OFFLOAD_GIB = 0.001
+
 
 class Training(Section):
     """Length, batch and numerics of the run."""
@@ -60,6 +62,21 @@ class Optimizer(Section):
         "matrices",
     )
     implementation: Literal["fused", "foreach", "for-loop"] = key(Mark.FREE, "Kernel of the update.", "fused")
+    offload: Literal["none", "nvme"] = key(
+        Mark.FREE,
+        "Where the optimizer's state lies: in memory, or in pages of a file on a local disk, of which an update reads "
+        "one, computes one and writes one at a time; the numbers are the same.",
+        "none",
+    )
+    offload_folder: str | None = key(
+        Mark.FREE,
+        "Folder on each node's own disk where ranks keep that file; it has no name there and goes with its rank.",
+        None,
+        min_length=1,
+    )
+    offload_gib: float = key(
+        Mark.FREE, "Memory of one rank for the pages that are in use.", 1.0, unit="GiB", ge=LEAST_OFFLOAD_GIB
+    )
 
     @field_validator("args")
     @classmethod

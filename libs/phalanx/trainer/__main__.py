@@ -60,8 +60,8 @@ def _ranks_per_node(world_size: int) -> int | None:
 
 
 def _warn(prepared: Prepared) -> None:
-    if prepared.chosen:
-        sys.stderr.write(f"{prepared.chosen}\n")
+    for line in prepared.said:
+        sys.stderr.write(f"{line}\n")
     for warning in (*prepared.warnings, *without_effect(prepared.job, prepared.layout, under_torchrun=True)):
         sys.stderr.write(f"warning: {warning}\n")
 

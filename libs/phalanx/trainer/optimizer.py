@@ -21,7 +21,13 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def optimizer_of(job: Job, parameters: Sequence[HeldTensor], link: ReplicaLink) -> Optimizer:
-    """The job's optimizer: AdamW, one that has the replicas train by themselves, or the user's own."""
+    """The job's optimizer: AdamW, with its state in memory or on a disk, one that has the replicas train by themselves,
+    or the user's own. Raises PhalanxError and OutsideError where the disk can't be used.
+    """
+    if job.optimizer.offload != "none":
+        from phalanx.trainer.paged_optimizer import PagedOptimizer
+
+        return PagedOptimizer(job, parameters)
     if job.local_updates.steps:
         from phalanx.trainer.local_updates import LocalUpdates
 
@@ -83,11 +89,9 @@ class Optimizer:
         """Applies one step; `gradients` are aligned with the parameters and are scaled in place by min(1, max_norm /
         norm). None leaves its parameter alone: one that doesn't train.
         """
-        scale = min(1.0, self._max_norm / (gradient_norm + 1e-6)) if self._max_norm > 0 else 1.0
+        clip(gradients, gradient_norm, self._max_norm)
         for param, gradient in zip(self._params, gradients, strict=True):
             param.grad = gradient if param.numel() else None
-        if scale < 1.0 and (given := [p.grad for p in self._params if p.grad is not None]):
-            torch._foreach_mul_(given, scale)
         for group in self._optimizer.param_groups:
             group["lr"] = self._peak_lr * lr_factor
         self._optimizer.step()
@@ -117,6 +121,13 @@ class Optimizer:
 def is_inside(name: str) -> bool:
     """Whether a parameter belongs to a block of the model, so is neither an embedding nor the head."""
     return name.startswith("layers.")
+
+
+def clip(gradients: Sequence[torch.Tensor | None], gradient_norm: float, max_norm: float) -> None:
+    """Scales all gradients in place by min(1, max_norm / norm); with a `max_norm` of 0 never."""
+    scale = min(1.0, max_norm / (gradient_norm + 1e-6)) if max_norm > 0 else 1.0
+    if scale < 1.0 and (given := [each for each in gradients if each is not None and each.numel()]):
+        torch._foreach_mul_(given, scale)
 
 
 def new_state(param: torch.Tensor, implementation: str) -> dict[str, torch.Tensor]:

@@ -37,6 +37,7 @@ from phalanx.trainer.caching import copies_folder, node_cache
 from phalanx.trainer.code import code_digest, own_code
 from phalanx.trainer.forking import forked_mixture
 from phalanx.trainer.mixing import JobReading, sources_of, training_splits
+from phalanx.trainer.offload import check_offload
 from phalanx.trainer.own_checks import check_own
 from phalanx.trainer.places import job_store, store_at
 from phalanx.trainer.promise import warnings_of
@@ -46,7 +47,8 @@ from phalanx.trainer.shipping import carry_code, enter_code, with_code
 @dataclass(frozen=True, slots=True)
 class Prepared:
     """A job that may start: its layout, what its data is, and under which digests it goes. origin: of a fork. chosen:
-    what the planner laid out and why, in one line, where the job left that to it.
+    what the planner laid out and why, in one line, where the job left that to it. on_disk: what its optimizer state
+    takes there, in one line, where it does.
     """
 
     job: Job
@@ -57,6 +59,12 @@ class Prepared:
     warnings: tuple[str, ...] = ()
     origin: ForkPoint | None = None
     chosen: str = ""
+    on_disk: str = ""
+
+    @property
+    def said(self) -> tuple[str, ...]:
+        """What is told before a run starts, a line each."""
+        return tuple(line for line in (self.chosen, self.on_disk) if line)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,7 @@ def prepare(
     job, told = with_code(job)
     enter_code(job)
     check_own(job, layout)
+    on_disk = check_offload(job, layout)
     identity_digest = job.identity_digest({name: each.digest for name, each in splits.items()})
     warnings = (*told, *warnings_of(job_store(job))) if is_first else ()
     code = code_digest(*own_code(job))
@@ -127,6 +136,7 @@ def prepare(
         warnings=warnings,
         origin=record.origin,
         chosen=chosen.said,
+        on_disk=on_disk,
     )
 
 
@@ -287,7 +297,11 @@ def to_arguments(prepared: Prepared) -> dict[str, Any]:
 def from_arguments(arguments: Mapping[str, Any]) -> Prepared:
     """The inverse of `to_arguments`."""
     # An attempt that an earlier version prepared lacks what is newer.
-    fields = {"chosen": "", **{name: arguments[name] for name in Prepared.__dataclass_fields__ if name in arguments}}
+    fields = {
+        "chosen": "",
+        "on_disk": "",
+        **{name: arguments[name] for name in Prepared.__dataclass_fields__ if name in arguments},
+    }
     fields |= {"job": parse_job(arguments["job"]), "layout": Layout(**arguments["layout"])}
     return Prepared(**{**fields, "warnings": tuple(arguments["warnings"]), "origin": _origin(arguments["origin"])})
 

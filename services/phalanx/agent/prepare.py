@@ -54,7 +54,7 @@ def prepared(request: Mapping[str, Any]) -> dict[str, Any]:
         "arguments": to_arguments(found),
         "identity_digest": found.identity_digest,
         "code_digest": found.code_digest,
-        "warnings": [*([found.chosen] if found.chosen else []), *found.warnings],
+        "warnings": [*found.said, *found.warnings],
         "placement": found.job.placement(world_size),
     }
 

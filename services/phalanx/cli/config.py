@@ -17,7 +17,8 @@ from phalanx.cli.places import given_path
 from phalanx.core.errors import PhalanxError, Problems
 
 if TYPE_CHECKING:
-    from phalanx.spec import Job
+    from phalanx.planner.paging import Paging
+    from phalanx.spec import Job, Layout
     from phalanx.spec.network import Setting
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB", help="Job file (TOML).", show_default=False, parser=given_path)]
@@ -92,11 +93,12 @@ def check(job_file: JobFile, overrides: Overrides = None, world: World = None, a
         raise typer.Exit(2) from None
     world_size = world or job.cluster.world_size
     layout = chosen.job.layout(world_size)
-    network = _network(job)
+    network, paging = _network(job), _paging(chosen.job, layout)
     warnings = (*without_effect(chosen.job, layout), *network.warnings)
     if as_json:
         said = {"chosen": chosen.said} if chosen.said else {}
-        shown = {"network": [asdict(each) for each in network.settings]} if network.settings else {}
+        shown: dict[str, object] = {"network": [asdict(each) for each in network.settings]} if network.settings else {}
+        shown |= {"optimizer_on_disk": asdict(paging)} if paging is not None else {}
         print_json(
             {"ok": True, "world_size": world_size, "layout": asdict(layout), "warnings": warnings, **said, **shown}
         )
@@ -112,8 +114,17 @@ def check(job_file: JobFile, overrides: Overrides = None, world: World = None, a
         from phalanx.cli.plan_show import stages_line
 
         typer.echo(stages_line(chosen.job, layout))
+    if paging is not None:
+        typer.echo(paging.said)
     for each in network.settings:
         typer.echo(f"{each.variable}={each.value} by {each.key or 'the environment of this command'}")
+
+
+def _paging(job: Job, layout: Layout) -> Paging | None:
+    """What its optimizer state takes on disks; of a user's model that is known when it runs."""
+    from phalanx.planner.paging import paging_of
+
+    return None if job.model.class_ is not None else paging_of(job, layout)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,8 @@ def _show_rivals(best: Judged, say: Callable[[str], None]) -> None:
 
 
 def _show_own(report: Report, console: Console) -> None:
+    from phalanx.planner.paging import paging_of
+
     found, job, counts = report.found, report.job, report.found.parameters
     console.print(f"{job.job.name} on {found.layout.world_size} ranks: {_axes(found.layout)}", highlight=False)
     console.print(_parameter_table(counts))
@@ -85,6 +87,8 @@ def _show_own(report: Report, console: Console) -> None:
     if found.layout.pp > 1:
         console.print(stages_line(job, found.layout), highlight=False)
     console.print(_memory_table(found.memory))
+    if (paging := paging_of(job, found.layout)) is not None:
+        console.print(paging.said, highlight=False, soft_wrap=True)
     if found.gpu_bytes is not None:
         largest = max(rank.total_bytes for rank in found.memory)
         verdict = "fits" if found.fits else "does not fit"

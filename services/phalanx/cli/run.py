@@ -87,11 +87,11 @@ def _load(path: Path, overrides: Sequence[str], nproc: int | None, device: str |
 
 
 def _warn(prepared: Prepared, console: Console) -> None:
-    """Says what layout was chosen, and names the keys of the job file that do nothing in it."""
+    """Says what layout was chosen and what lies on disks, and names the keys of the job file that do nothing in it."""
     from phalanx.spec.effects import without_effect
 
-    if prepared.chosen:
-        console.print(prepared.chosen, markup=False, highlight=False, soft_wrap=True)
+    for line in prepared.said:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     for warning in (*prepared.warnings, *without_effect(prepared.job, prepared.layout)):
         console.print(f"warning: {warning}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 

@@ -66,6 +66,8 @@ def test_no_gpu_computes_faster_than_its_peak(gpu):
         ({}, {"offloaded": 1.0}),
         ({"offloaded": 1.0}, {"cpu_offload": True}),
         ({"cpu_offload": True, "zero": 1}, {"cpu_offload": True, "zero": 3}),
+        ({}, {"paging_bytes": 1 << 30}),
+        ({"offloaded": 1.0}, {"paging_bytes": 1 << 30}),
         ({}, {"global_batch_size": 192}),
         ({"layout": Layout(tp=8, dp_shard=8)}, {"layout": Layout(tp=8, dp_shard=8), "sequence_parallel": False}),
         ({"software": software("torchtitan", 2025)}, {"software": software("megatron-lm", 2021)}),
