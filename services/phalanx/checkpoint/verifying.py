@@ -50,13 +50,16 @@ class Verifier:
     def _check(
         self, job: HostedJob, ref: CheckpointRef, over: threading.Event, steps: queue.SimpleQueue[Progress | Exception]
     ) -> None:
+        """The last word is said once the checkpoint and the place are free again: who hears it may ask anew at once."""
+        last: Progress | Exception
         try:
             with self._holds.hold(job.name, ref, "it is being verified"), leased(job.store, ref, "verify"):
-                steps.put(_checked(job, ref, over, steps))
+                last = _checked(job, ref, over, steps)
         except Exception as error:  # noqa: BLE001 - raised again by `run`, which waits for it
-            steps.put(error)
+            last = error
         finally:
             self._places.release()
+        steps.put(last)
 
 
 def _checked(
