@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -157,3 +160,30 @@ def test_folder_that_cannot_be_used_is_a_mistake_of_the_user(tmp_path: Path) -> 
     (tmp_path / "file").write_text("")
     with pytest.raises(PhalanxError, match=r"optimizer\.offload_folder"):
         optimizer_of(paged_job(tmp_path / "file"), held_tensors())
+
+
+MIB = 1 << 20
+BUDGET_BYTES, NUM_PARAMETERS = 6 * MIB, 8 * MIB  # 64 MiB of state, more than 10 times the budget
+
+
+def growth_of(folder: Path, place: str) -> dict[str, int]:
+    """What `paged_memory.py` measures."""
+    script = Path(__file__).with_name("paged_memory.py")
+    command = [sys.executable, str(script), str(folder), place, str(BUDGET_BYTES), str(NUM_PARAMETERS)]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "2"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=55, env=environ)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+def test_ten_times_more_state_than_the_budget_trains_and_is_saved_within_it(tmp_path: Path) -> None:
+    state_bytes = 8 * NUM_PARAMETERS
+    assert state_bytes >= 10 * BUDGET_BYTES
+    paged = growth_of(tmp_path / "paged", "nvme")
+    in_memory = growth_of(tmp_path / "memory", "none")
+    assert in_memory["update"] >= state_bytes, "what is measured is there to be seen"
+    assert paged["update"] <= BUDGET_BYTES + 4 * MIB
+    assert in_memory["save"] >= 0.9 * state_bytes
+    assert paged["save"] <= BUDGET_BYTES + 8 * MIB
+    assert paged["restore"] < state_bytes
