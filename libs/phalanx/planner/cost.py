@@ -82,7 +82,7 @@ def tokens_per_s_at(mfu: float, flops_per_token: float, gpus: int, peak_tflops: 
 
 def dollars(usd: float) -> str:
     """US dollars as people say them: $1.2M, $34K, $5."""
-    for size, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+    for size, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if usd >= size:
             return f"${usd / size:.3g}{unit}"
     return f"${usd:.0f}"

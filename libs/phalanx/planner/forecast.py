@@ -15,15 +15,18 @@ DEVICE_TO_HOST_BYTES_PER_S = 20e9  # PCIe 4 x16 gives 25 at best
 STORAGE_BYTES_PER_S = 0.5e9
 DETECT_S = 30.0
 RESTART_S = 180.0
+# A run that keeps less of its wall time never finishes: a day of training would take years.
+LEAST_ETTR = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
     """What a run of some steps comes to.
 
-    mfu: model operations, masked scores counted, by the GPUs' printed bf16 peak. mtbf_h: mean hours between
-    interruptions. recovery: with the job's interval. best_interval_s: seconds of training between checkpoints that
-    would keep most; ettr, best_ettr: parts of wall time kept with either. cost: None where the kind has no price.
+    mfu: model operations, masked scores left out (docs/mfu.md), by the GPUs' printed bf16 peak. mtbf_h: mean hours
+    between interruptions. recovery: with the job's interval. best_interval_s: seconds of training between checkpoints
+    that would keep most; ettr, best_ettr: parts of wall time kept with either. cost: None where the kind has no price
+    or the run never finishes; unpriced then says why.
     """
 
     tokens_per_s: float
@@ -35,6 +38,11 @@ class Forecast:
     best_ettr: float
     cost: RunCost | None
     unpriced: str | None = None
+
+    @property
+    def finishes(self) -> bool:
+        """Whether enough of the time is kept for the run to come to an end."""
+        return self.ettr >= LEAST_ETTR
 
 
 def assumptions(gpu: str) -> list[str]:
@@ -75,17 +83,20 @@ def forecast(
     state_bytes: float,
     prices: Prices,
 ) -> Forecast:
-    """A run of `steps` steps of `step_s` seconds. checkpoint_steps: between checkpoints. state_bytes: see
-    `recovery_of`."""
+    """A run of `steps` steps of `step_s` seconds. checkpoint_steps: between checkpoints; a run that is shorter
+    saves at its end. state_bytes: see `recovery_of`."""
     tokens_per_s = tokens_per_step / step_s
     mtbf_h = rates_for(gpu).mtbf_h(gpus)
-    recovery = recovery_of(state_bytes, checkpoint_steps * step_s)
-    best_s = max(step_s, best_interval_s(recovery.checkpoint_s, mtbf_h * HOUR_S))
+    recovery = recovery_of(state_bytes, min(checkpoint_steps, steps) * step_s)
+    best_s = min(max(step_s, best_interval_s(recovery.checkpoint_s, mtbf_h * HOUR_S)), steps * step_s)
     ettr = expected_ettr(recovery, mtbf_h * HOUR_S)
-    try:
-        cost, unpriced = run_cost(tokens_per_step * steps, tokens_per_s, gpus, gpu, prices, ettr=ettr), None
-    except PhalanxError as error:
-        cost, unpriced = None, str(error)
+    best_ettr = expected_ettr(recovery_of(state_bytes, best_s), mtbf_h * HOUR_S)
+    cost, unpriced = None, _never(best_ettr)
+    if ettr >= LEAST_ETTR:
+        try:
+            cost, unpriced = run_cost(tokens_per_step * steps, tokens_per_s, gpus, gpu, prices, ettr=ettr), None
+        except PhalanxError as error:
+            unpriced = str(error)
     return Forecast(
         tokens_per_s=tokens_per_s,
         mfu=mfu(flops_per_token, tokens_per_s, gpus, peak_tflops),
@@ -93,7 +104,13 @@ def forecast(
         recovery=recovery,
         ettr=ettr,
         best_interval_s=best_s,
-        best_ettr=expected_ettr(recovery_of(state_bytes, best_s), mtbf_h * HOUR_S),
+        best_ettr=best_ettr,
         cost=cost,
         unpriced=unpriced,
     )
+
+
+def _never(best_ettr: float) -> str:
+    """Why a run has no cost whose failures leave no time for training."""
+    hope = "save more often" if best_ettr >= LEAST_ETTR else "not even with the best interval between checkpoints"
+    return f"never finishes: failures come faster than checkpoints hold; {hope}"

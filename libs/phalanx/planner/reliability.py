@@ -184,9 +184,10 @@ def expected_ettr(recovery: Recovery, mtbf_s: float) -> float:
     if math.isinf(mtbf_s):
         return recovery.interval_s / (recovery.interval_s + recovery.checkpoint_s)
     cycle = (recovery.interval_s + recovery.checkpoint_s) / mtbf_s
-    kept = recovery.interval_s * math.exp(-recovery.durable_s / mtbf_s) / math.expm1(cycle)
-    attempts = math.expm1((recovery.restart_s + recovery.restore_s) / mtbf_s)
-    return kept / (mtbf_s + recovery.detect_s + (mtbf_s + recovery.detect_s) * attempts)
+    # Negative exponents alone, which end at 0 where positive ones overflow: 1 / expm1(x) is exp(-x) / -expm1(-x).
+    downs = (recovery.durable_s + recovery.restart_s + recovery.restore_s) / mtbf_s
+    kept = recovery.interval_s * math.exp(-downs - cycle) / -math.expm1(-cycle)
+    return kept / (mtbf_s + recovery.detect_s)
 
 
 def first_order_ettr(

@@ -142,6 +142,14 @@ class Report:
         from phalanx.planner.job_search import gpu_of
 
         if gpu_of(self.job) is None:
+            cluster = self.job.cluster
+            if cluster.device == "cuda" and cluster.gpu_memory_gib is not None:
+                raise PhalanxError(
+                    "cluster.gpu_memory_gib",
+                    value=cluster.gpu_memory_gib,
+                    expected="nothing: times are of the kinds that the planner knows, with their own memory",
+                    remedy="remove it, and name the kind by cluster.gpu or --gpus",
+                )
             raise PhalanxError(
                 "cluster.gpu",
                 value=self.job.cluster.gpu,
@@ -162,7 +170,7 @@ class Report:
     def judged(self, estimate: Estimate) -> Judged:
         """An estimate as the job would run on it."""
         assert self.search is not None
-        return judge(self.job, self.search, estimate, self.found.full.model, self.prices)
+        return judge(self.job, self.search, estimate, self.found.causal.model, self.prices)
 
     @cached_property
     def own(self) -> Judged | None:

@@ -31,6 +31,7 @@ FREE_LAYOUT = (
     "parallel.zero=3",
     "parallel.schedule=1f1b",
     "parallel.stages_per_rank=1",
+    "parallel.stage_split=cost",
     "parallel.local_batch_size=1",
 )
 # Names that the printed layouts have for keys.
@@ -58,8 +59,11 @@ def cluster_settings(gpus: str | None, nodes: int | None) -> list[str]:
 
 
 def layout_settings(text: str) -> list[str]:
-    """Overrides of `--why tp=8,pp=4,...`; what it does not name is 1, dp_shard the rest, and recompute the job's.
-    Raises PhalanxError for a key that is none of the layout's, or that stands there twice, and where there is none."""
+    """Overrides of `--why tp=8,pp=4,...`; what it does not name is 1 (2 stages a rank for a schedule of several),
+    dp_shard the rest, and recompute the job's. Raises PhalanxError for a key that is none of the layout's, or that
+    stands there twice, and where there is none."""
+    from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES
+
     settings, seen = list(FREE_LAYOUT), set[str]()
     for part in (each.strip() for each in text.split(",")):
         key, _, value = (each.strip() for each in part.partition("="))
@@ -72,8 +76,8 @@ def layout_settings(text: str) -> list[str]:
                 remedy=_remedy(key),
             )
         seen.add(key)
-        if key == "schedule":
-            settings = [each for each in settings if not each.startswith("parallel.stages_per_rank")]
+        if key == "schedule" and value in MULTI_STAGE_SCHEDULES and "stages_per_rank" not in seen:
+            settings.append("parallel.stages_per_rank=2")
         settings.append(f"activation_checkpoint.mode={value}" if key == "recompute" else f"parallel.{key}={value}")
     return settings
 
@@ -154,9 +158,10 @@ def lines(judged: Judged, job: Job) -> Iterator[str]:
     yield f"of it: {step_line(step)}"
     yield f"memory: {memory_line(memory, search.task.cluster.gpu.memory_bytes)}"
     best_steps = max(1, round(seen.best_interval_s / step.total_s))
+    interval = min(job.checkpoint.interval, job.training.steps)
     best = "step" if best_steps == 1 else f"{best_steps:,} steps"
     yield (
-        f"failures: one in {seen.mtbf_h:,.1f} h; a checkpoint every {job.checkpoint.interval} steps keeps "
+        f"failures: one in {seen.mtbf_h:,.1f} h; a checkpoint every {interval:,} steps keeps "
         f"{seen.ettr:.1%} of the time, every {best} {seen.best_ettr:.1%}"
     )
     yield _cost_line(judged, job.training.steps)
@@ -169,7 +174,8 @@ def _cost_line(judged: Judged, steps: int) -> str:
     seen, tokens = judged.forecast, judged.estimate.tokens * steps
     if seen.cost is None:
         training_days = _short(tokens / seen.tokens_per_s / 86_400)
-        return f"{steps:,} steps: {training_days} days of training; cost: {seen.unpriced}"
+        why = f"cost: {seen.unpriced}" if seen.finishes else seen.unpriced
+        return f"{steps:,} steps: {training_days} days of training; {why}"
     cost, usd = seen.cost, seen.cost.usd
     days = f"{_short(cost.training_days)} days of training, {_short(cost.wall_days)} in all"
     price = f"{dollars(usd.middle)} ({dollars(usd.low)} to {dollars(usd.high)})"
@@ -178,8 +184,8 @@ def _cost_line(judged: Judged, steps: int) -> str:
 
 
 def _short(value: float) -> str:
-    """Three digits, and all of those before the point."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    """Three digits, and all of those before the point while somebody can read them."""
+    return f"{value:,.0f}" if 100 <= value < 1e12 else f"{value:.3g}"
 
 
 def rival_rows(search: Search) -> list[tuple[str, str, str]]:

@@ -51,3 +51,18 @@ def test_recovery_scales_with_what_a_gpu_stores():
 def test_assumptions_say_whose_failure_rates_are_taken():
     assert len(assumptions("H100-80")) == len(assumptions("A100-80")) == 1
     assert "rates of the H100" in assumptions("B200-192")[1]
+
+
+def test_an_interval_beyond_the_run_is_the_run():
+    whole = forecast(**{**GIVEN, "steps": 200, "checkpoint_steps": 200})
+    assert forecast(**{**GIVEN, "steps": 200, "checkpoint_steps": 99_999_999}) == whole
+    assert whole.recovery.interval_s == 200 * 20
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"), [({"checkpoint_steps": 10**8}, "more often"), ({"step_s": 1e9}, "not even")]
+)
+def test_a_run_that_failures_leave_no_time_never_finishes(changed, said):
+    found = forecast(**{**GIVEN, **changed})
+    assert not found.finishes and found.cost is None and 0 <= found.ettr < 1e-3
+    assert found.unpriced is not None and "never finishes" in found.unpriced and said in found.unpriced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -13,6 +14,7 @@ import typer
 
 from phalanx.cli import plan
 from phalanx.cli.errors import run_reporting_errors
+from phalanx.planner.mfu import mfu_of
 from phalanx.spec import load_job
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -178,3 +180,55 @@ def test_plan_says_which_layout_auto_chooses_and_it_is_the_best(run, tmp_path):
     assert (found["own"]["layout"], found["own"]["run"]) == (found["best"]["layout"], found["best"]["run"])
     code, out, _ = run(tmp_path / "job", "--why", "tp=2")
     assert code == 0 and out.startswith(found["chosen"]) and "asked: tp 2" in out
+
+
+@pytest.mark.parametrize(
+    ("example", "setting", "said"),
+    [
+        ("405b-4096gpu", "checkpoint.interval=99999999", "never finishes"),
+        ("405b-4096gpu", "checkpoint.interval=930000", "never finishes"),
+        ("8b-64gpu", "training.seq_len=2147483647", "never finishes"),
+        ("8b-64gpu", "model.args.dim=16777216", "never finishes"),
+        ("8b-64gpu", "model.args.n_layers=1048576", "days of training"),
+        ("405b-4096gpu", "parallel.local_batch_size=16777216", "days of training"),
+    ],
+)
+def test_extreme_sizes_have_figures_that_can_be_read(run, example, setting, said):
+    code, out, err = run(example, "--set", setting)
+    assert code in (0, 2) and len(err.strip().splitlines()) == (code == 2)
+    assert code == 2 or said in out
+    assert re.search(r"[0-9,]{26,}", out) is None
+    code, out, _ = run(example, "--set", setting, "--json")
+    assert code == 2 or json.loads(out, parse_constant=pytest.fail)["own"]["forecast"]["ettr"] >= 0
+
+
+def test_planned_mfu_is_that_of_the_runs_metrics(run):
+    _, out, _ = run("1b-8gpu", "--json")
+    own = json.loads(out)["own"]["forecast"]
+    assert own["mfu"] == pytest.approx(mfu_of(load_job(EXAMPLES / "1b-8gpu.toml"))(own["tokens_per_s"]))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zbv", "interleaved_1f1b"])
+def test_why_takes_nothing_from_the_jobs_own_layout(run, schedule):
+    asked = ("--why", f"tp=8,pp=4,schedule={schedule},zero=1", "--json")
+    _, out, _ = run("405b-4096gpu", *asked)
+    found = json.loads(out)["why"]
+    assert found["run"]["stages_per_rank"] == (1 if schedule in ("1f1b", "gpipe") else 2)
+    code, out, _ = run(
+        "8b-64gpu",
+        "--set",
+        "parallel.pp=4",
+        "--set",
+        "parallel.dp_shard=16",
+        "--set",
+        "parallel.stage_split=9,9,9,5",
+        "--why",
+        "pp=2",
+        "--json",
+    )
+    assert code == 0 and json.loads(out)["why"]["run"]["stage_split"] == "cost"
+
+
+def test_a_memory_of_ones_own_is_named_where_it_keeps_the_planner_from_timing(run):
+    code, _, err = run("8b-64gpu", "--gpus", "H100:8", "--set", "cluster.gpu_memory_gib=24", "--compare")
+    assert code == 2 and "cluster.gpu_memory_gib is 24" in err and "remove it" in err

@@ -175,3 +175,11 @@ def test_spread_leaves_out_a_twentieth_on_each_side():
 def test_plans_that_cannot_be_are_refused(act):
     with pytest.raises(PhalanxError):
         act()
+
+
+@pytest.mark.parametrize("factor", [1.0, 1e3, 1e6, 1e12, 1e300])
+def test_time_kept_falls_to_nothing_without_an_overflow(factor):
+    longer = dataclasses.replace(BIG, interval_s=BIG.interval_s * factor)
+    slower = dataclasses.replace(BIG, restore_s=BIG.restore_s * factor, durable_s=BIG.durable_s * factor)
+    for each in (longer, slower):
+        assert 0 <= expected_ettr(each, 3600.0) <= expected_ettr(BIG, 3600.0)
