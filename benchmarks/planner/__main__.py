@@ -22,6 +22,7 @@ from .report import markdown, scatter, update
 from .score import score, score_ranking
 from .truth import load_rows, scored
 
+INTERRUPTED = 130
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -35,9 +36,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         return int({"predict": _predict, "score": _score, "fit": _fit}[options.command](options, rows))
-    except (PhalanxError, OSError) as wrong:
+    except PhalanxError as wrong:
         print(f"{wrong}", file=sys.stderr)
         return 2
+    except OSError as wrong:
+        print(f"{wrong.filename or 'standard output'}: {wrong.strerror}; name another file", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,7 +71,13 @@ def _predict(options: argparse.Namespace, rows: Path) -> int:
     if options.out.exists() and options.out.samefile(rows):
         raise PhalanxError("--out", value=str(options.out), expected="another file than --rows", remedy="name another")
     answers = predict(given)
-    write_output(options.out, json.dumps({"rows": answers}, indent=1).encode() + b"\n")
+    try:
+        write_output(options.out, json.dumps({"rows": answers}, indent=1).encode() + b"\n")
+    except OSError as cause:
+        why = f"{cause.strerror}; name another"
+        raise PhalanxError(
+            "--out", value=str(options.out), expected="a file that can be written", remedy=why
+        ) from cause
     failed = sum("error" in answer for answer in answers)
     print(f"{len(answers)} rows, {failed} of them cannot be answered (their `error` says why): {options.out}")
     return 0

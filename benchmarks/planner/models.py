@@ -94,6 +94,8 @@ def _latent(given: Mapping[str, Any]) -> LatentAttention | None:
 def _is_gated(base: ModelShape, given: Mapping[str, Any], said: list[str]) -> bool:
     activation = given.get("activation")
     if activation:
+        if not re.search(r"lu|swish", activation.lower()):
+            said.append(f"activation {activation[:40]!r} is not known: taken as one without a gate")
         return "glu" in activation.lower()
     if given.get("params") and given.get("ffn"):
         counts = {gated: count_parameters(replace(base, gated_ffn=gated)).total for gated in (True, False)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,8 +11,9 @@ from phalanx.planner.stack_memory import largest_memory
 from phalanx.planner.states import state_bytes
 from phalanx.planner.time import step_time, tokens_per_s_per_gpu
 
+from .agreement import check_counts
 from .fields import Row, checked
-from .rows import Read, check_counts, read_row
+from .rows import Read, read_row
 
 GIB = 2**30
 
@@ -22,14 +24,17 @@ def predict(rows: Sequence[Row]) -> list[dict[str, Any]]:
     step_time_s: seconds. memory_gb: peak of the fullest GPU in GiB, as tools print it. model_states_gb: weights,
     gradients and optimizer of it, 10^9 bytes, as papers print it. bubble_rate: share of the pipeline's time.
     """
-    return [_answer(row) for row in rows]
+    times = Counter(str(row["id"]) for row in rows)
+    return [_answer(row, times[str(row["id"])]) for row in rows]
 
 
-def _answer(row: Row) -> dict[str, Any]:
+def _answer(row: Row, times: int) -> dict[str, Any]:
+    """The answer of a row whose id stands on so many rows."""
+    twice = [f"id stands on {times} rows: answers are in the order of the rows"] if times > 1 else []
     try:
         read = read_row(row)
         check_counts(read, row)
-        return {"id": row["id"], **figures(read, row), "assumptions": read.assumptions}
+        return {"id": row["id"], **figures(read, row), "assumptions": read.assumptions + twice}
     except PhalanxError as wrong:
         return {"id": row["id"], "error": str(wrong)}
 

@@ -6,14 +6,14 @@ A row is an object with `model`, `cluster`, `parallel` and `software`, each with
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field, replace
 
-from phalanx.core.errors import PhalanxError
 from phalanx.planner.gpus import find_gpu
 from phalanx.planner.network import Cluster, cluster, usual_network_gbps
 from phalanx.planner.shape import ModelShape, RunShape
-from phalanx.planner.software import Software, software
+from phalanx.planner.software import Software, software, stacks
 from phalanx.planner.stack_memory import largest_memory
 from phalanx.planner.time import Configuration
 from phalanx.spec import Layout
@@ -33,7 +33,8 @@ _PRECISIONS = (
     ("bf16", "bf16"),
     ("fp32", "fp32"),
 )
-_SCHEDULES = {"ZB-1p": "zb1p", "ZB-H1": "zb1p", "ZB-2p": "zb2p", "ZB-H2": "zb2p", "ZB-V": "zbv", "GPipe": "gpipe"}
+_SCHEDULES = {"zb-1p": "zb1p", "zb-h1": "zb1p", "zb-2p": "zb2p", "zb-h2": "zb2p", "zb-v": "zbv", "gpipe": "gpipe"}
+_ROW_REMEDY = "name one of them, or leave gpu out"
 
 
 @dataclass
@@ -48,20 +49,21 @@ class Read:
 
 
 def read_row(row: Row) -> Read:
-    """Raises PhalanxError for a GPU that is not known and for counts that don't agree."""
+    """Raises PhalanxError for a GPU that is not known and for figures that can't be; see `agreement` for counts."""
     said: list[str] = []
     row = checked(row, said)
     used = _software(row, said)
     where, clock, hbm, memory_gib = _cluster(row, said)
     model = model_shape(row.get("model") or {}, said)
-    parallel = row.get("parallel") or {}
+    parallel = row["parallel"] = _known_words(row.get("parallel") or {}, said)
     layout = _layout(parallel, row.get("cluster") or {}, said)
     run = _run(row, model.n_layers, layout, used, said)
     if parallel.get("async_tp") or "tp-comm" in str(parallel.get("overlap", "")):
         used = replace(used, overlaps_tensor=True)
     if parallel.get("torch_compile"):
         used = replace(used, fused=True)
-    if parallel.get("micro_batch") is None and layout.pp == 1:
+    steps_given = parallel.get("global_batch") and (parallel.get("grad_accum") or parallel.get("microbatches"))
+    if parallel.get("micro_batch") is None and layout.pp == 1 and not steps_given:
         capacity = memory_gib * 2**30 if memory_gib else where.gpu.memory_bytes
         run = _with_micro_batch(model, layout, run, used, capacity, said)
     if not parallel.get("recompute"):
@@ -69,6 +71,21 @@ def read_row(row: Row) -> Read:
         run = _with_recompute(model, layout, run, used, capacity, where.gpu.nvlink_domain > 8, said)
     config = Configuration(model, layout, run, where, used, hbm, clock)
     return Read(config, memory_gib, said, spills=not parallel.get("recompute") and run.recompute_share > 0)
+
+
+def _known_words(parallel: Row, said: list[str]) -> Row:
+    """The fields without the words for recompute and ZeRO that mean nothing here; these go to `said`."""
+    kept = dict(parallel)
+    for name, known in (("recompute", r"full|none|selective|minimal"), ("zero", _ZERO_WORDS)):
+        written = kept.get(name)
+        if written is not None and not re.match(known, str(written).strip().lower()):
+            said.append(f"parallel.{name} {str(written)[:40]!r} is not known: taken as not given")
+            del kept[name]
+    return kept
+
+
+# A stage as a number of its own, or the names of fully sharded data parallelism.
+_ZERO_WORDS = r".*fsdp|.*no reshard|(.*[^\d.])?[0-3](?![\d.])"
 
 
 def _with_micro_batch(
@@ -112,6 +129,8 @@ def _software(row: Row, said: list[str]) -> Software:
     given = row.get("software") or {}
     if not given.get("stack"):
         said.append("software not given: what was usual in its year")
+    elif given["stack"].strip().lower() not in stacks():
+        said.append(f"stack {given['stack'][:40]!r} is not known: what was usual in its year")
     if not given.get("year"):
         said.append("year not given: 2025")
     return software(given.get("stack"), given.get("year"))
@@ -127,9 +146,9 @@ def _cluster(row: Row, said: list[str]) -> tuple[Cluster, float, float, float | 
     memory_gib = None
     if written and not re.fullmatch(r"[\w-]+", name):
         # A variant of a known kind, with what differs in brackets or further words.
-        kind, memory_gib = find_gpu(written[1]), float(written[2])
+        kind, memory_gib = find_gpu(written[1], remedy=_ROW_REMEDY), float(written[2])
     else:
-        kind = find_gpu(name)
+        kind = find_gpu(name, remedy=_ROW_REMEDY)
     hbm = float(given.get("hbm_tbps") or 0)
     clock = 1.0
     if given.get("power_limit_w"):
@@ -148,6 +167,8 @@ def _cluster(row: Row, said: list[str]) -> tuple[Cluster, float, float, float | 
     text = f"{given.get('interconnect') or ''} {given.get('topology') or ''}".lower()
     for word, meant in (("rail", "rail-optimised"), ("dragonfly", "dragonfly"), ("torus", "torus")):
         topology = meant if word in text else topology
+    if topology == "fat-tree" and given.get("topology") and not re.search(r"fat.?tree|clos", text):
+        said.append(f"topology {given['topology'][:40]!r} is not known: taken for a fat tree")
     over = re.search(r"1:(\d+) oversubscription", text)
     if over:
         narrowed = float(over[1])
@@ -180,15 +201,27 @@ def network_gbps(text: str | None, per_node: int) -> float | None:
 
 
 def _layout(parallel: Row, given: Row, said: list[str]) -> Layout:
-    tp, pp, cp, ep = (int(parallel.get(axis) or 1) for axis in ("tp", "pp", "cp", "ep"))
+    axes = {axis: int(parallel.get(axis) or 1) for axis in ("tp", "pp", "cp")}
+    ep, dp, count = int(parallel.get("ep") or 1), parallel.get("dp"), given.get("count")
+    if dp is not None and count:
+        _derive_axis(axes, parallel, int(dp), int(count), said)
+    tp, pp, cp = axes["tp"], axes["pp"], axes["cp"]
     if not parallel.get("tp") or not parallel.get("pp"):
         said.append(f"axes not given are 1: tp {tp}, pp {pp}, cp {cp}, ep {ep}")
-    dp = parallel.get("dp")
-    count = given.get("count")
     if dp is None:
         dp = max(int(count or tp * pp * cp) // (tp * pp * cp), 1)
         said.append(f"dp not given: {dp}, what the other axes leave of {count or tp * pp * cp} GPUs")
     return Layout(pp=pp, dp_shard=int(dp), cp=cp, tp=tp, ep=ep)
+
+
+def _derive_axis(axes: dict[str, int], parallel: Row, dp: int, count: int, said: list[str]) -> None:
+    """Gives the first of tp, pp and cp that the row leaves open what dp and the others leave of the GPUs, where that is
+    whole."""
+    left, rest = divmod(count, dp * math.prod(axes.values()))
+    open_axes = [axis for axis in axes if not parallel.get(axis)]
+    if open_axes and left > 1 and not rest:
+        axes[open_axes[0]] = left
+        said.append(f"{open_axes[0]} not given: {left}, what the other axes leave of {count} GPUs")
 
 
 def _run(row: Row, layers: int, layout: Layout, used: Software, said: list[str]) -> RunShape:
@@ -207,7 +240,7 @@ def _run(row: Row, layers: int, layout: Layout, used: Software, said: list[str])
             said.append(
                 f"sequence parallelism not given: {'on' if sequence_parallel else 'off'}, as usual in {used.year}"
             )
-    recompute = str(parallel.get("recompute") or "")
+    recompute = str(parallel.get("recompute") or "").strip().lower()
     text = str(parallel.get("precision") or "").lower()
     half = parallel.get("mp_mode") == "PURE" or text == "fp16"
     return RunShape(
@@ -233,7 +266,10 @@ def _batches(parallel: Row, layout: Layout, said: list[str]) -> tuple[int, int]:
     steps = parallel.get("grad_accum") or parallel.get("microbatches")
     if micro is None:
         micro = 1
-        if layout.pp > 1:
+        if batch is not None and steps and batch % (layout.dp * steps) == 0:
+            micro = batch // (layout.dp * steps)
+            said.append(f"micro-batch not given: {micro}, of {batch} windows in {steps} micro-batches")
+        elif layout.pp > 1:
             said.append("micro-batch not given: 1")
     if batch is None:
         steps = steps or 8 * layout.pp
@@ -244,10 +280,14 @@ def _batches(parallel: Row, layout: Layout, said: list[str]) -> tuple[int, int]:
 
 def _schedule(parallel: Row, layers: int, layout: Layout, used: Software, said: list[str]) -> tuple[str, int]:
     written = str(parallel.get("schedule") or "")
+    known = written.lower() in _SCHEDULES or written.lower().startswith(("1f1b", "interleaved"))
     if layout.pp == 1:
+        if written and not known:
+            said.append(f"schedule {written[:40]!r} is not known: without a pipeline there is none")
         return "1f1b", 1
-    if written in _SCHEDULES:
-        return _SCHEDULES[written], 2 if written == "ZB-V" else 1
+    if written.lower() in _SCHEDULES:
+        meant = _SCHEDULES[written.lower()]
+        return meant, 2 if meant == "zbv" else 1
     per_rank = parallel.get("vp")
     if per_rank is None and (written.startswith("interleaved") or written == "1F1B-I"):
         per_rank = max(1, -(-layers // layout.pp))
@@ -259,7 +299,7 @@ def _schedule(parallel: Row, layers: int, layout: Layout, used: Software, said: 
         per_rank = 1
         if not written:
             said.append("schedule not given: 1F1B")
-    if written and not written.lower().startswith(("1f1b", "interleaved")):
+    if written and not known:
         said.append(f"schedule {written[:40]!r} is not known: taken for {'interleaved ' if per_rank > 1 else ''}1F1B")
     return ("interleaved_1f1b" if per_rank > 1 else "1f1b"), int(per_rank)
 
@@ -269,7 +309,7 @@ def _precision(parallel: Row, used: Software, said: list[str]) -> str:
     for part, meant in _PRECISIONS:
         if part in written:
             return meant
-    said.append("precision not given: bf16")
+    said.append(f"precision {written[:40]!r} is not known: bf16" if written else "precision not given: bf16")
     return "bf16"
 
 
@@ -279,30 +319,9 @@ def _zero(parallel: Row, used: Software, said: list[str]) -> int:
         return 2
     if "fsdp" in written or "3" in written:
         return 3
-    if written[:1] in {"0", "1", "2"}:
-        return int(written[0])
+    stated = re.search(r"(?<![\d.])[0-2](?![\d.])", written)
+    if stated:
+        return int(stated[0])
     stage = 0 if used.year <= 2022 else 1
     said.append(f"ZeRO stage not given: {stage}")
     return stage
-
-
-def check_counts(read: Read, row: Row) -> None:
-    """Raises PhalanxError where the axes don't make up the GPUs that the row counts, or the model uses more of its
-    parts than it has."""
-    model = read.config.model
-    for name, part, most in (
-        ("topk", model.top_k, model.num_experts),
-        ("dense_layers", model.num_dense_layers, model.n_layers),
-        ("kv_heads", model.n_kv_heads, model.n_heads),
-    ):
-        if part > most:
-            raise PhalanxError(f"model.{name}", value=part, expected=f"at most {most}", remedy="correct the row")
-    count = checked(row, [])["cluster"].get("count")
-    world = read.config.layout.world_size
-    if count and world != count:
-        raise PhalanxError(
-            "parallel",
-            value=f"{world} ranks",
-            expected=f"the cluster's {count} GPUs",
-            remedy="correct dp, tp, pp or cp",
-        )

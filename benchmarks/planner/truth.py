@@ -41,17 +41,31 @@ class Measured:
 
 def load_rows(path: Path) -> Sequence[Row]:
     """The rows of a file `{"rows": [...]}`. Raises PhalanxError for a file that is not one."""
+    expected = 'a JSON file {"rows": [...]}'
     try:
         rows = json.loads(path.read_text())["rows"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
-        raise PhalanxError(
-            "--rows", value=str(path), expected='a JSON file {"rows": [...]}', remedy="give another file"
-        ) from cause
-    if not isinstance(rows, list) or not all(isinstance(row, Mapping) and "id" in row for row in rows):
-        raise PhalanxError(
-            "--rows", value=str(path), expected="rows that are objects with an id", remedy="correct them"
-        )
+    except OSError as cause:
+        why = f"{cause.strerror}; name another file"
+        raise PhalanxError("--rows", value=str(path), expected=expected, remedy=why) from cause
+    except (ValueError, RecursionError) as cause:  # not text, not JSON, or nested without end
+        raise PhalanxError("--rows", value=str(path), expected=expected, remedy=f"correct it: {cause}") from cause
+    except (KeyError, TypeError) as cause:
+        why = "write an object with rows"
+        raise PhalanxError("--rows", value=str(path), expected=expected, remedy=why) from cause
+    if not isinstance(rows, list):
+        raise PhalanxError("--rows", value=str(path), expected="rows that are a list", remedy="write them as [...]")
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping) or not _is_id(row.get("id")):
+            raise PhalanxError(
+                f"--rows {path}: rows[{number}]",
+                expected="an object with an id, which is a text or a whole number",
+                remedy="correct it",
+            )
     return rows
+
+
+def _is_id(given: object) -> bool:
+    return isinstance(given, str | int) and not isinstance(given, bool) and given != ""
 
 
 def step_seconds(row: Row) -> float | None:

@@ -76,6 +76,11 @@ _STACKS: tuple[tuple[str, int, Mapping[str, object]], ...] = (
 )
 
 
+def stacks() -> tuple[str, ...]:
+    """Names of the stacks that are known, in order."""
+    return tuple(sorted({stack for stack, _, _ in _STACKS}))
+
+
 def software(stack: str | None = None, year: int | None = None) -> Software:
     """The stack of a name and year; for an unknown one what was usual then, for an unknown year DEFAULT_YEAR's."""
     name, when = (stack or "usual").strip().lower(), year or DEFAULT_YEAR

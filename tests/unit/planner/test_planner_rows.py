@@ -188,14 +188,6 @@ def test_predict_command_answers_every_row_of_a_file(tmp_path):
     assert "error" in answers[1]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"rows": 3}', '{"rows": [{"no": "id"}]}'])
-def test_file_that_holds_no_rows_exits_2_with_one_line(tmp_path, text, capsys):
-    rows = tmp_path / "rows.json"
-    rows.write_text(text)
-    assert main(["predict", "--rows", str(rows), "--out", str(tmp_path / "out.json")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-
-
 def test_without_measurements_scoring_is_skipped_with_a_reason(monkeypatch, capsys):
     monkeypatch.delenv("PHALANX_TRUTH", raising=False)
     assert main(["score"]) == 0 and "skipped: no measurements" in capsys.readouterr().out

@@ -24,10 +24,11 @@ _KINDS = (A100_40, A100_80, H100_80, H200_141, H800_80, B200_192, B300_288, GB20
 GPUS: Mapping[str, Gpu] = MappingProxyType({gpu.name: gpu for gpu in _KINDS})
 
 
-def find_gpu(name: str) -> Gpu:
+def find_gpu(name: str, where: str = "cluster.gpu", remedy: str = "give its memory by cluster.gpu_memory_gib") -> Gpu:
     """The GPU of a name: `H100-80`, `h100`, or as makers write it, `H100-SXM-80GB`; a kind alone is its largest one.
 
-    Raises PhalanxError for a kind that is not known, with the known ones.
+    Raises PhalanxError for a kind that is not known, with the known ones. where: what gave the name, and remedy: what
+    helps there, for that error.
     """
     known = {kind.lower(): gpu for kind, gpu in GPUS.items()}
     largest = {gpu.name.split("-")[0].lower(): gpu for gpu in sorted(_KINDS, key=lambda each: each.memory_mib)}
@@ -35,13 +36,15 @@ def find_gpu(name: str) -> Gpu:
     short = re.sub(r"(\d)\s*gi?b$", r"\1", short)
     found = known.get(short) or largest.get(short)
     if found is None:
-        close = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.5)
+        # Another first letter is another family of GPUs (V100, H100), not a slip.
+        family = [each for each in known if each[:1] == short[:1]]
+        close = difflib.get_close_matches(name.lower(), family, n=1, cutoff=0.5)
         nearest = f"did you mean {known[close[0]].name}? Else " if close else ""
         raise PhalanxError(
-            "cluster.gpu",
+            where,
             value=name,
             expected=f"one of {', '.join(GPUS)}",
-            remedy=f"{nearest}give its memory by cluster.gpu_memory_gib",
+            remedy=f"{nearest}{remedy}",
         )
     return found
 
