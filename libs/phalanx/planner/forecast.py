@@ -91,7 +91,8 @@ def forecast(
     best_s = min(max(step_s, best_interval_s(recovery.checkpoint_s, mtbf_h * HOUR_S)), steps * step_s)
     ettr = expected_ettr(recovery, mtbf_h * HOUR_S)
     best_ettr = expected_ettr(recovery_of(state_bytes, best_s), mtbf_h * HOUR_S)
-    cost, unpriced = None, _never(best_ettr)
+    cost: RunCost | None = None
+    unpriced: str | None = _never(best_ettr)
     if ettr >= LEAST_ETTR:
         try:
             cost, unpriced = run_cost(tokens_per_step * steps, tokens_per_s, gpus, gpu, prices, ettr=ettr), None

@@ -11,7 +11,6 @@ from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.spec.layout import Layout, window_parts
 from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES, V_SCHEDULES
 
-_MICRO_BATCHES = (1, 2, 4, 8)
 _MOST_STAGES_PER_RANK = 8
 # A shorter part of a window is not worth a ring of its own.
 _LEAST_TOKENS_OF_CP = 4096
@@ -67,6 +66,19 @@ def layouts(task: Task) -> Iterator[Layout]:
                     yield Layout(pp=pp, dp_shard=dp, cp=cp, tp=tp, ep=ep)
 
 
+def largest_mesh(task: Task) -> int:
+    """The most GPUs, up to the task's own and in whole nodes, that tp, pp and a window each can lay out; 0: none."""
+    node, batch, found = task.cluster.gpus_per_node, task.run.global_batch_size, 0
+    for tp in _tensor_sizes(replace(task, gpus=0)):
+        if task.run.seq_len % tp:
+            continue
+        for pp in range(1, min(task.model.n_layers, task.gpus // tp) + 1):
+            every = node // math.gcd(tp * pp, node)
+            dp = min(batch, task.gpus // (tp * pp)) // every * every
+            found = max(found, tp * pp * dp)
+    return found
+
+
 def _tensor_sizes(task: Task) -> list[int]:
     model = task.model
     cut = [model.n_heads, model.vocab_size, task.run.seq_len, task.gpus]
@@ -82,12 +94,17 @@ def _expert_sizes(task: Task, ranks: int) -> list[int]:
     return [ep for ep in divisors(math.gcd(task.model.num_experts, ranks)) if ep <= task.most_ep]
 
 
+def micro_batches(windows: int) -> list[int]:
+    """Sizes that are worth trying where a rank has `windows` windows of a step, in order: 2^k and 3 x 2^k, and what
+    divides the windows. One in between takes a partly empty micro-batch, or is within a third of one of these."""
+    doubled = {first << power for first in (1, 3) for power in range(windows.bit_length())}
+    return sorted({each for each in doubled if each <= windows}.union(divisors(windows)))
+
+
 def base_candidates(task: Task, layout: Layout) -> Iterator[Candidate]:
-    """Micro-batch, recompute and zero for one mesh, on a plain 1F1B. With a pipeline zero 1 stands for 3 too, which
-    costs the same time there, and 2 does not exist."""
-    for size in _MICRO_BATCHES:
-        if layout.dp * size > task.run.global_batch_size:
-            break
+    """Micro-batch, from small to large, recompute and zero for one mesh, on a plain 1F1B. With a pipeline zero 1 stands
+    for 3 too, which costs the same time there, and 2 does not exist."""
+    for size in micro_batches(task.run.global_batch_size // layout.dp):
         for recompute in (False, True):
             for zero in (1,) if layout.pp > 1 else (1, 2, 3):
                 run = replace(task.run, local_batch_size=size, recompute=recompute, zero=zero)

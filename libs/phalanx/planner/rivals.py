@@ -95,6 +95,8 @@ def _slower(estimate: Estimate, best: Estimate) -> str:
     """By how much, and the two parts of the step that most of it comes from, in parts of the best one's step."""
     step, total_s = estimate.step, best.step.total_s
     ratio = step.total_s / total_s - 1
+    if ratio < -1e-9:
+        return f"{-ratio / (1 + ratio):.1%} faster: the search does not try every micro-batch and split"
     if ratio <= 1e-9:
         return "as fast, and no simpler"
     more = {said: (getattr(step, name) - getattr(best.step, name)) / total_s for name, said in _PARTS.items()}
@@ -137,9 +139,15 @@ def _properties(search: Search) -> Iterator[tuple[str, Callable[[Candidate], boo
     """(name, whether a candidate has it) of every value that some candidate has and the best one lacks."""
     best = search.best.candidate
     for name, value_of in _KEYS.items():
-        values = {value_of(each.candidate) for each in search.estimates}
+        values = {value_of(each.candidate) for each in search.estimates if _near(each.candidate, best)}
         for value in sorted(values - {value_of(best)}, key=str):
             yield f"{name} {value}", _having(value_of, value)
+
+
+def _near(candidate: Candidate, best: Candidate) -> bool:
+    """Whether a micro-batch is within a factor of 8 of the best one's; what lies beyond would fill the table."""
+    size, other = candidate.run.local_batch_size, best.run.local_batch_size
+    return size <= 8 * other and other <= 8 * size
 
 
 def _having(value_of: Callable[[Candidate], object], value: object) -> Callable[[Candidate], bool]:

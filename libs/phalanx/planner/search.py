@@ -7,12 +7,13 @@ counted from the fastest down until one fits.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from phalanx.core.errors import PhalanxError
-from phalanx.planner.layouts import Candidate, Task, base_candidates, layouts, scheduled
+from phalanx.planner.layouts import Candidate, Task, base_candidates, largest_mesh, layouts, scheduled
 from phalanx.planner.memory import MASTER_BYTES, RUNTIME_BYTES, RankMemory, rank_memory
 from phalanx.planner.parameters import rank_parameters
 from phalanx.planner.pipeline import PipelineRun, StageCosts, bubble_left, simulate
@@ -20,6 +21,7 @@ from phalanx.planner.software import Software, software
 from phalanx.planner.stage_split import stage_layers
 from phalanx.planner.stages import num_micro_batches, positions
 from phalanx.planner.time import Configuration, StepTime, step_time
+from phalanx.spec.layout import Layout
 
 # Of a backward, what the weights take: the published profiles of Qi et al. 2023 (arXiv 2401.10241, section 4) have
 # forward, inputs and weights near 2 : 2 : 1, as element-wise operations and attention have no weights.
@@ -28,6 +30,9 @@ WEIGHTS_OF_BACKWARD = 1 / 3
 # micro-batches, a weight of 2 bytes and a gradient of 4. Of what is sharded master and moments, as gradients may have
 # the place of activations: it must not be more than what `rank_memory` counts.
 _WHOLE_BYTES, _SHARDED_BYTES = 6, 12
+
+# Micro-batches up to here are timed before anything is known of their memory, which is dearer to count.
+_SMALL = 8
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class Search:
         self.task, self.limit_bytes, self.runtime_bytes = task, limit_bytes, runtime_bytes
         self.used = used or software("phalanx")
         self._memory: dict[Candidate, RankMemory] = {}
-        self.too_big = 0
+        self.least_bytes = math.inf
 
     @cached_property
     def estimates(self) -> tuple[Estimate, ...]:
@@ -71,23 +76,53 @@ class Search:
         tokens = self.task.run.global_batch_size * self.task.run.seq_len
         found = []
         for layout in layouts(self.task):
-            for base in base_candidates(self.task, layout):
-                if self._states_bytes(base) > self.limit_bytes:
-                    self.too_big += 1
-                    continue
+            for base in self._worth_timing(layout):
                 plain = self.plain_step(base)
                 found += [
                     Estimate(candidate, with_schedule(plain, base, candidate), tokens)
                     for candidate in scheduled(self.task, base)
                 ]
         if not found:
-            raise PhalanxError(
+            raise self._nothing_to_time()
+        return tuple(sorted(found, key=lambda each: (each.step.total_s, _simplicity(each.candidate))))
+
+    def _worth_timing(self, layout: Layout) -> Iterator[Candidate]:
+        """The candidates of a mesh on 1F1B whose states alone fit. A micro-batch above `_SMALL` only where the one
+        before it fits as a whole, as larger ones take more."""
+        before: dict[tuple[bool, int], Candidate] = {}
+        for base in base_candidates(self.task, layout):
+            run, key = base.run, (base.run.recompute, base.run.zero)
+            if run.local_batch_size > _SMALL and (key not in before or not self.fits(before[key])):
+                before.pop(key, None)
+                continue
+            states = self._states_bytes(base)
+            self.least_bytes = min(self.least_bytes, states)
+            if states <= self.limit_bytes:
+                before[key] = base
+                yield base
+
+    def _nothing_to_time(self) -> PhalanxError:
+        """Why no mesh is left: none has that many GPUs, or their memory does not hold the states."""
+        task = self.task
+        value = f"{task.gpus:,} GPUs"
+        if math.isfinite(self.least_bytes):
+            least, limit = self.least_bytes / 2**30, self.limit_bytes / 2**30
+            return PhalanxError(
                 "layout",
-                value=f"{self.task.gpus} GPUs",
-                expected="enough memory in all of them for weights, gradients and optimizer state",
+                value=value,
+                expected=f"at least {least:,.1f} GiB a GPU for weights, gradients and optimizer state, where a layout "
+                f"may fill {limit:,.1f} ({least - limit:,.1f} GiB are missing)",
                 remedy="take more GPUs, larger ones, or a smaller model",
             )
-        return tuple(sorted(found, key=lambda each: (each.step.total_s, _simplicity(each.candidate))))
+        batch, layers, most = task.run.global_batch_size, task.model.n_layers, largest_mesh(task)
+        fewer = f", or take {most:,} GPUs" if most else ""
+        return PhalanxError(
+            "layout",
+            value=value,
+            expected=f"a number of GPUs that is a product of tp (inside a node, dividing heads and sizes), pp (at most "
+            f"{layers} layers) and dp (at most the {batch:,} windows of a step)",
+            remedy=f"raise training.global_batch_size{fewer}",
+        )
 
     def plain_step(self, candidate: Candidate) -> StepTime:
         """The time model's step of a candidate on 1F1B."""
@@ -125,7 +160,8 @@ class Search:
             raise PhalanxError(
                 "layout",
                 value=f"{self.task.gpus} GPUs",
-                expected=f"{least.total_bytes / 2**30:.1f} GiB a GPU, which the smallest layout takes",
+                expected=f"{least.total_bytes / 2**30:,.1f} GiB a GPU, which the smallest layout takes, where "
+                f"one may fill {self.limit_bytes / 2**30:,.1f}",
                 remedy="take more GPUs, larger ones, or a smaller model",
             )
         return found

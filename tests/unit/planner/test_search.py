@@ -12,7 +12,16 @@ import pytest
 
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.gpus import find_gpu
-from phalanx.planner.layouts import Candidate, Task, base_candidates, divisors, layouts, scheduled
+from phalanx.planner.layouts import (
+    Candidate,
+    Task,
+    base_candidates,
+    divisors,
+    largest_mesh,
+    layouts,
+    micro_batches,
+    scheduled,
+)
 from phalanx.planner.memory import rank_memory
 from phalanx.planner.network import cluster
 from phalanx.planner.rivals import layout_line, memory_line, parallel_section, parts, rivals, step_line, why_not
@@ -194,3 +203,50 @@ def test_memory_is_that_of_the_fullest_rank(search_70b):
     candidate = search_70b.best.candidate
     ranks = rank_memory(LLAMA_70B, candidate.layout, candidate.run)
     assert search_70b.memory(candidate).total_bytes == max(rank.total_bytes for rank in ranks)
+
+
+SMALL = ModelShape(dim=128, n_layers=4, n_heads=4, n_kv_heads=4, ffn_dim=512, vocab_size=4096)
+
+
+def test_micro_batches_grow_as_far_as_memory_holds_and_the_best_has_the_fastest():
+    task = Task(SMALL, RunShape(128, 4096), 8, cluster("H100-80"), most_cp=1)
+    search = Search(task, LIMIT)
+    best = search.best
+    assert best.candidate.run.local_batch_size > 8
+    for size in (1, 8, 10, 48, 100, 512):
+        run = replace(best.candidate.run, local_batch_size=size)
+        other = search.estimate(replace(best.candidate, run=run))
+        assert not search.fits(other.candidate) or other.step.total_s >= 0.98 * best.step.total_s
+
+
+@pytest.mark.parametrize(
+    ("windows", "among"), [(1, {1}), (7, {1, 2, 3, 4, 6, 7}), (125, {5, 25, 96, 125}), (512, {384, 512})]
+)
+def test_micro_batches_are_powers_threes_and_divisors(windows, among):
+    sizes = micro_batches(windows)
+    assert sizes == sorted(set(sizes)) and among <= set(sizes) and sizes[0] == 1 and sizes[-1] <= windows
+
+
+def test_a_layout_that_the_search_did_not_try_and_is_faster_says_so():
+    task = Task(SMALL, RunShape(128, 4096), 8, cluster("H100-80"), most_cp=1)
+    tried = Search(task, LIMIT)
+    slow = tried.estimates[-1].candidate
+    only = Search(task, LIMIT)
+    only.estimates = (only.estimate(slow),)
+    ratio = only.best.step.total_s / tried.best.step.total_s - 1
+    assert why_not(only, tried.best).startswith(f"{ratio:.1%} faster: ")
+
+
+@pytest.mark.parametrize(("gpus", "batch"), [(8072, 512), (8072, 64), (1 << 30, 512)])
+def test_gpus_that_no_mesh_has_are_refused_with_a_number_that_one_has(gpus, batch):
+    task = a_task(gpus=gpus, batch=batch)
+    with pytest.raises(PhalanxError, match="raise training") as caught:
+        _ = Search(task, LIMIT).best
+    most = largest_mesh(task)
+    assert 0 < most < gpus and f"take {most:,} GPUs" in str(caught.value) and any(layouts(replace(task, gpus=most)))
+
+
+def test_states_that_no_gpu_holds_are_refused_with_what_is_missing():
+    with pytest.raises(PhalanxError, match="GiB are missing") as caught:
+        _ = Search(a_task(DENSE_1T, 8, 64), LIMIT).best
+    assert "75.7" in str(caught.value)
