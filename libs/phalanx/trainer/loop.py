@@ -46,6 +46,7 @@ def steps(session: Session) -> Ending:
     """The loop of `train`."""
     job, model, optimizer, saver = session.prepared.job, session.model, session.optimizer, session.saver
     clock, replicas = model.clock, session.replicas
+    session.profiling.open()
     clock.start()
     plan = session.opening.plan
     orders = waiting = Orders.NONE
@@ -103,6 +104,7 @@ def steps(session: Session) -> Ending:
                 copy_when_due(session, session.replicator, plan, metrics)
         saver.check()
         tell_saves(session)
+        session.profiling.turn(session.step, word.profile)
         session.phases.enter("step", session.step + 1)
     session.phases.enter("commit", session.step)
     saver.finish()
@@ -183,7 +185,7 @@ def is_whole_after_all(session: Session, damage: DamagedShard) -> bool:
 @dataclass(frozen=True, slots=True)
 class Word:
     """What all ranks agree on at a step boundary, by one all-reduce. norms: the gradient's, or that of each replica's
-    own.
+    own. profile: number of the request for a profile that begins with the next step; 0 for none.
     """
 
     loss: float
@@ -192,6 +194,7 @@ class Word:
     is_any_busy: bool
     is_any_copying: bool = False
     z_loss: float = 0.0
+    profile: int = 0
 
     @property
     def gradient_norm(self) -> float:
@@ -214,16 +217,17 @@ def agree(session: Session, loss: torch.Tensor, square_sum: torch.Tensor) -> Wor
     copies = session.replicator
     flags = [float(Orders.STOP in orders), float(Orders.CHECKPOINT in orders), float(session.saver.busy)]
     flags += [float(copies.busy), float(copies.failed)] if copies is not None else [0.0, 0.0]
+    flags.append(float(session.profiling.wanted()))
     squares = session.replicas.squares_of(square_sum)
     parts = (torch.stack((loss.detach(), session.model.z_loss)), torch.tensor(flags, device=loss.device), squares)
     word = torch.cat([part.double() for part in parts])
     dist.all_reduce(word)
-    loss_sum, z_loss, stops, checkpoints, busy, copying, uncopied, *square_sums = word.tolist()
+    loss_sum, z_loss, stops, checkpoints, busy, copying, uncopied, profile, *square_sums = word.tolist()
     if copies is not None:
         copies.agreed(any_busy=copying > 0, any_failed=uncopied > 0)
     joined = (Orders.STOP if stops else Orders.NONE) | (Orders.CHECKPOINT if checkpoints else Orders.NONE)
     norms = tuple(math.sqrt(square) if square >= 0 else math.nan for square in square_sums)
-    return Word(loss_sum, norms, joined, busy > 0, copying > 0, z_loss)
+    return Word(loss_sum, norms, joined, busy > 0, copying > 0, z_loss, int(profile))
 
 
 def refuse_update(session: Session, word: Word) -> None:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from phalanx.core.box import HeldTensor
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, LoaderState, Manifest
+from phalanx.lineage.profiles import Profiles
 from phalanx.objects import ObjectStore
 from phalanx.parallel import Mesh, ParallelModel, build_mesh, multiple_of, parameter_names
 from phalanx.parallel.replicas import ReplicaLink
@@ -35,6 +36,7 @@ from phalanx.trainer.optimizer import Optimizer, optimizer_of
 from phalanx.trainer.phases import Phases
 from phalanx.trainer.places import order_of, store_at
 from phalanx.trainer.preflight import Prepared
+from phalanx.trainer.profiling import Profiling
 from phalanx.trainer.recorder import Recorder
 from phalanx.trainer.replicas import Replicas, replicas_of
 from phalanx.trainer.replicator import Keeper, Replicator
@@ -71,6 +73,7 @@ class Session:
     start: LoaderState
     step: int
     reading: JobReading
+    profiling: Profiling
     replicator: Replicator | None = None
     not_finite_since: int | None = None
 
@@ -90,6 +93,7 @@ class Session:
 
     def close(self) -> None:
         """Ends the threads of this rank."""
+        self.profiling.close()
         self.feed.close()
         if self.evaluator is not None:
             self.evaluator.close()
@@ -179,6 +183,7 @@ def build_session(
         start=start,
         step=start_step,
         reading=reading,
+        profiling=Profiling(Profiles(store), rank, opening.attempt, device),
         replicator=_replicator(job, rank, keeper, lambda: state_of(model, optimizer)),
     )
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from phalanx.cli import profile
 from phalanx.cli.config import AsJson, Overrides, Partial, with_partial
 from phalanx.cli.context import Context, open_client
 from phalanx.cli.output import print_facts, print_json, print_table
@@ -33,6 +34,7 @@ Revision = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Adds the `job` group and `nodes` to the command line."""
+    profile.register(_group)
     app.add_typer(_group, name="job")
     app.command("nodes")(nodes)
 
