@@ -12,7 +12,7 @@ import typer
 from phalanx.cli.config import AsJson, Overrides
 from phalanx.cli.context import Context, open_client
 from phalanx.cli.output import print_json, print_table
-from phalanx.cli.places import given
+from phalanx.cli.places import given, given_path
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ def profile(
     ranks: Annotated[str, typer.Option("--ranks", metavar="R,R", help="Which ranks (default: all).")] = "",
     show: Annotated[bool, typer.Option("--list", help="List the profiles of the job and ask for none.")] = False,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="DIR", help="Download what is stored into this folder.")
+        Path | None,
+        typer.Option("--out", metavar="DIR", help="Download what is stored into this folder.", parser=given_path),
     ] = None,
     request_id: Annotated[
         str, typer.Option("--request-id", help="Repeat a request under its id: it counts once.", show_default=False)
