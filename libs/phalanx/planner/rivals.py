@@ -87,7 +87,8 @@ def why_not(search: Search, estimate: Estimate) -> str:
     if estimate.candidate == best.candidate:
         return "the best"
     if memory.total_bytes > search.limit_bytes:
-        return f"does not fit: {memory_line(memory, search.limit_bytes)}"
+        share = search.limit_bytes / search.task.cluster.gpu.memory_bytes
+        return f"does not fit: {memory_line(memory, search.limit_bytes)}, {share:.0%} of a GPU's"
     return _slower(estimate, best)
 
 

@@ -50,8 +50,16 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether every rank fits its GPU; None where the GPU is not known."""
-        return None if self.gpu_bytes is None else all(rank.total_bytes <= self.gpu_bytes for rank in self.memory)
+        """Whether every rank fits the part of its GPU that a layout may fill; None where the GPU is not known."""
+        usable = self.usable_bytes
+        return None if usable is None else all(rank.total_bytes <= usable for rank in self.memory)
+
+    @property
+    def usable_bytes(self) -> int | None:
+        """What a layout may fill of a GPU, as in the search."""
+        from phalanx.planner.job_search import FILLED
+
+        return None if self.gpu_bytes is None else int(FILLED * self.gpu_bytes)
 
 
 def register(app: typer.Typer) -> None:
@@ -91,6 +99,7 @@ def plan(
     interrupted and what it costs. Where its layout does not fit the GPUs of --gpus and --nodes, the best one is
     searched."""
     from phalanx.planner.automatic import Chosen, choose
+    from phalanx.planner.job_search import gpu_of
     from phalanx.spec import load_job
 
     settings = [*(overrides or ()), *cluster_settings(gpus, nodes)]
@@ -106,7 +115,9 @@ def plan(
     asked = None
     if why is not None:
         asked = load_job(job_file, [*settings, *layout_settings(why)], world, check_world=True)
-    report = Report(chosen, found, refused, prices, asked, searched=compare or refused is not None)
+    replaced = bool(gpus or nodes) and found.fits is False and gpu_of(chosen.job) is not None
+    report = Report(chosen, found, refused, prices, asked, searched=compare or replaced or refused is not None)
+    _ = report.best, report.own, report.compared  # what can't be planned is told before anything is printed
     if svg is not None or timeline:
         report.need_gpu()
     if svg is not None:
@@ -210,7 +221,9 @@ class Report:
         given = {"own": self.own, "why": self.compared, "best": self.best}
         compared = self.searched or self.asked is not None
         told = {name: judged.as_dict(compared=compared) for name, judged in given.items() if judged is not None}
-        counts = as_dict(self.found) if self.refused is None else {"refused": str(self.refused)}
+        counts = as_dict(self.found)
+        if self.refused is not None:  # sizes of the model stay; those of the free layout are nobody's
+            counts |= {"refused": str(self.refused), "layout": None, "micro_batches": None, "memory": [], "fits": False}
         counts |= {"chosen": self.said} if self.said else {}
         if self.best is None:
             return {**counts, **told}
@@ -260,5 +273,6 @@ def as_dict(found: Plan) -> dict[str, Any]:
         "micro_batches": found.micro_batches,
         "memory": [{**asdict(rank), "total_bytes": rank.total_bytes} for rank in found.memory],
         "gpu_bytes": found.gpu_bytes,
+        "usable_bytes": found.usable_bytes,
         "fits": found.fits,
     }

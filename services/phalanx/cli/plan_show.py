@@ -32,9 +32,12 @@ def show(report: Report, *, timeline: bool) -> None:
         say(report.said)
     if report.refused is not None:
         say(f"the job's own layout is none for these GPUs: {report.refused}")
+        console.print(_parameter_table(report.found.parameters))
     else:
         _show_own(report, console)
-    if report.own is not None:
+    if report.best is not None and report.found.fits is False:
+        say("no time or cost of a layout that does not fit; the best one is below")
+    elif report.own is not None:
         for line in lines(report.own, report.job):
             say(line)
     for name, judged in (("asked", report.compared), ("best", report.best)):
@@ -52,11 +55,14 @@ def show(report: Report, *, timeline: bool) -> None:
 
 def _show_judged(name: str, judged: Judged, job: Job, say: Callable[[str], None]) -> None:
     from phalanx.planner.rivals import layout_line, why_not
+    from phalanx.planner.timeline import seconds
 
     say("")
     say(f"{name}: {layout_line(judged.estimate.candidate)}")
     if name == "asked":
+        best = judged.search.best
         say(f"beside the best: {why_not(judged.search, judged.estimate)}")
+        say(f"the best is {layout_line(best.candidate)}: {seconds(best.step.total_s)} a step")
     for line in lines(judged, job):
         say(line)
 
@@ -72,6 +78,7 @@ def _show_rivals(best: Judged, say: Callable[[str], None]) -> None:
 
 
 def _show_own(report: Report, console: Console) -> None:
+    from phalanx.planner.job_search import FILLED
     from phalanx.planner.paging import paging_of
 
     found, job, counts = report.found, report.job, report.found.parameters
@@ -94,7 +101,9 @@ def _show_own(report: Report, console: Console) -> None:
         verdict = "fits" if found.fits else "does not fit"
         name = job.cluster.gpu or "the GPU"
         console.print(
-            f"{verdict}: at most {largest / GIB:.1f} of {found.gpu_bytes / GIB:.1f} GiB on {name}", highlight=False
+            f"{verdict}: at most {largest / GIB:.1f} of {found.gpu_bytes / GIB:.1f} GiB on {name}, of which a layout "
+            f"may fill {FILLED:.0%}",
+            highlight=False,
         )
 
 

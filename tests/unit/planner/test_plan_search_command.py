@@ -232,3 +232,49 @@ def test_why_takes_nothing_from_the_jobs_own_layout(run, schedule):
 def test_a_memory_of_ones_own_is_named_where_it_keeps_the_planner_from_timing(run):
     code, _, err = run("8b-64gpu", "--gpus", "H100:8", "--set", "cluster.gpu_memory_gib=24", "--compare")
     assert code == 2 and "cluster.gpu_memory_gib is 24" in err and "remove it" in err
+
+
+def test_gpus_that_hold_the_mesh_but_not_the_memory_get_the_best_layout_or_one_line(run):
+    smaller = (
+        "8b-64gpu",
+        "--gpus",
+        "A100-40:8",
+        "--set",
+        "parallel.zero=1",
+        "--set",
+        "activation_checkpoint.mode=none",
+    )
+    code, out, _ = run(*smaller)
+    own, best = out.split("best: ", 1)
+    assert code == 0 and "does not fit: at most" in own and "days of training" not in own and "days of training" in best
+    _, out, _ = run(*smaller, "--json")
+    found = json.loads(out)
+    assert found["fits"] is found["own"]["fits"] is False and found["best"]["fits"]
+    code, out, err = run("405b-4096gpu", "--gpus", "H100:8", "--nodes", "1")
+    assert code == 2 and not out and "GiB" in err and len(err.strip().splitlines()) == 1
+
+
+def test_one_rule_says_what_fits(run):
+    close = ("8b-64gpu", "--set", "training.seq_len=8448", "--set", "activation_checkpoint.mode=none")
+    _, out, _ = run(*close, "--json")
+    found = json.loads(out)
+    largest = max(rank["total_bytes"] for rank in found["memory"])
+    assert found["usable_bytes"] < largest < found["gpu_bytes"], "between the two limits"
+    assert found["fits"] is found["own"]["fits"] is False
+    _, out, _ = run(*close)
+    assert "does not fit: at most" in out and "may fill 95%" in out
+
+
+def test_sizes_of_the_model_do_not_go_with_a_refused_layout(run):
+    elsewhere = ("8b-64gpu", "--gpus", "a100:8", "--nodes", "32")
+    _, out, _ = run(*elsewhere, "--json")
+    found = json.loads(out)
+    assert found["refused"] and found["world_size"] == 256 and found["parameters"]["total"] == 8_030_261_248
+    assert found["layout"] is None and found["memory"] == [] and found["fits"] is False and found["gpu_bytes"]
+    _, out, _ = run(*elsewhere)
+    assert "8,030,261,248" in out
+
+
+def test_why_says_what_the_best_is(run):
+    _, out, _ = run("8b-64gpu", "--why", "tp=8,pp=8,zero=1,recompute=none")
+    assert "the best is " in out and " a step" in out.split("the best is ")[1].splitlines()[0]
