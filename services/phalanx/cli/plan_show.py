@@ -91,6 +91,8 @@ def _show_own(report: Report, console: Console) -> None:
         f"{found.causal.model * found.tokens_per_step:.4g} operations",
         highlight=False,
     )
+    for line in too_few_windows(job, found.layout):
+        console.print(line, highlight=False)
     if found.layout.pp > 1:
         console.print(stages_line(job, found.layout), highlight=False)
     console.print(_memory_table(found.memory))
@@ -105,6 +107,21 @@ def _show_own(report: Report, console: Console) -> None:
             f"may fill {FILLED:.0%}",
             highlight=False,
         )
+
+
+def too_few_windows(job: Job, layout: Layout) -> list[str]:
+    """A line for each way in which a step has fewer windows than the layout has places for."""
+    batch, size = job.training.global_batch_size, job.parallel.local_batch_size
+    lines = []
+    if batch < layout.dp:
+        idle = f"{layout.dp - batch:,} of {layout.dp:,} data-parallel replicas have no window"
+        lines.append(f"idle: {idle} of a step's {batch:,}; raise training.global_batch_size")
+    most = -(-batch // layout.dp)
+    if size > most:
+        lines.append(
+            f"parallel.local_batch_size is {size:,}: a replica has at most {most:,} of the step's {batch:,} windows"
+        )
+    return lines
 
 
 def stages_line(job: Job, layout: Layout) -> str:

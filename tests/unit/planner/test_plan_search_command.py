@@ -278,3 +278,12 @@ def test_sizes_of_the_model_do_not_go_with_a_refused_layout(run):
 def test_why_says_what_the_best_is(run):
     _, out, _ = run("8b-64gpu", "--why", "tp=8,pp=8,zero=1,recompute=none")
     assert "the best is " in out and " a step" in out.split("the best is ")[1].splitlines()[0]
+
+
+def test_a_step_of_fewer_windows_than_places_is_told(run):
+    _, out, _ = run("405b-4096gpu")
+    assert "idle: " not in out and "local_batch_size is" not in out
+    _, out, _ = run("405b-4096gpu", "--set", "training.global_batch_size=3")
+    assert "idle: 61 of 64 data-parallel replicas have no window of a step's 3" in out
+    _, out, _ = run("405b-4096gpu", "--set", "parallel.local_batch_size=16777216")
+    assert "local_batch_size is 16,777,216: a replica has at most 32 of the step's 2,048 windows" in out
