@@ -9,12 +9,25 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.gpus import GPUS
 
 _DEFAULT_FILE = "prices.toml"
 _MOST_USD_PER_HOUR, _MOST_WATTS = 1e6, 1e6
+# What each key holds, for people.
+_EXPECTED = {
+    "usd_per_hour": f"two numbers from 0 to {_MOST_USD_PER_HOUR:,.0f}, US dollars for one GPU, the lowest price first",
+    "watts": f"a number above 0, at most {_MOST_WATTS:,.0f}",
+    "as_of": 'a date as text, such as "2026-11"',
+    "origin": "text that says where the figures are from",
+    "host_watts_per_gpu_watt": "a number from 0 to 100",
+    "pue": "a number from 1 to 100",
+}
+# Text that looks like a number, true and false are no numbers.
+_Number = Annotated[float, Field(strict=True)]
+_Usd = Annotated[_Number, Field(ge=0, le=_MOST_USD_PER_HOUR)]
 
 
 class GpuPrice(BaseModel):
@@ -22,10 +35,8 @@ class GpuPrice(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    usd_per_hour: tuple[
-        Annotated[float, Field(ge=0, le=_MOST_USD_PER_HOUR)], Annotated[float, Field(ge=0, le=_MOST_USD_PER_HOUR)]
-    ]
-    watts: float = Field(gt=0, le=_MOST_WATTS)
+    usd_per_hour: tuple[_Usd, _Usd]
+    watts: _Number = Field(gt=0, le=_MOST_WATTS)
     as_of: str = Field(min_length=4)
     origin: str = Field(min_length=1)
 
@@ -47,8 +58,8 @@ class Site(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    host_watts_per_gpu_watt: float = Field(ge=0, le=100)
-    pue: float = Field(ge=1, le=100)
+    host_watts_per_gpu_watt: _Number = Field(ge=0, le=100)
+    pue: _Number = Field(ge=1, le=100)
 
 
 class Prices(BaseModel):
@@ -84,17 +95,29 @@ def load_prices(path: Path | None = None) -> Prices:
         kinds = _by_kind(given.pop("gpu", {}), str(path))
         return Prices.model_validate({"site": site, "gpu": {**default["gpu"], **kinds}, **given})
     except ValidationError as error:
-        first = error.errors()[0]
-        raise PhalanxError(
-            f"{path}: {'.'.join(map(str, first['loc']))}",
-            value=first["input"],
-            expected=first["msg"],
-            remedy="correct the price file",
-        ) from error
+        raise _told(path, error.errors()[0]) from error
     except (AttributeError, TypeError) as error:
         raise PhalanxError(
             str(path), expected="tables [site] and [gpu.KIND]", remedy="correct the price file"
         ) from error
+
+
+def _told(path: Path | None, first: ErrorDetails) -> PhalanxError:
+    """What is wrong in the file, in its own words: the key, what stands there and what it holds."""
+    loc, value = first["loc"], first["input"]
+    if first["type"] == "missing" and isinstance(loc[-1], str):
+        key = str(loc[-1])
+        where, value, expected = loc[:-1], None, f"{key}: {_EXPECTED.get(key, 'a table')}"
+    elif first["type"] == "extra_forbidden":
+        tables: dict[str, type[BaseModel]] = {"gpu": GpuPrice, "site": Site}
+        table = tables.get(str(loc[0]), Prices)
+        where, expected = loc, f"only the keys {', '.join(table.model_fields)}"
+    else:
+        key = next((str(part) for part in loc if part in _EXPECTED), "")
+        where, expected = loc, _EXPECTED.get(key, f"a table with {', '.join(GpuPrice.model_fields)}")
+    return PhalanxError(
+        f"{path}: {'.'.join(map(str, where))}", value=value, expected=expected, remedy="correct the price file"
+    )
 
 
 def _by_kind(given: dict[str, Any], path: str) -> dict[str, Any]:

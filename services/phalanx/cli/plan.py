@@ -17,6 +17,7 @@ from phalanx.cli.plan_search import (
     FREE_LAYOUT,
     Judged,
     candidate_of,
+    check_number,
     cluster_settings,
     judge,
     layout_settings,
@@ -29,6 +30,7 @@ from phalanx.core.errors import PhalanxError
 if TYPE_CHECKING:
     from phalanx.planner import ParameterCounts, RankMemory, TokenFlops
     from phalanx.planner.automatic import Chosen
+    from phalanx.planner.prices import Prices
     from phalanx.planner.search import Estimate, Search
     from phalanx.spec import Job, Layout
 
@@ -100,8 +102,10 @@ def plan(
     searched."""
     from phalanx.planner.automatic import Chosen, choose
     from phalanx.planner.job_search import gpu_of
+    from phalanx.planner.prices import load_prices
     from phalanx.spec import load_job
 
+    known_prices = load_prices(prices)
     settings = [*(overrides or ()), *cluster_settings(gpus, nodes)]
     refused = None
     try:
@@ -111,12 +115,13 @@ def plan(
         if not (gpus or nodes or compare or why is not None):
             raise
         chosen, refused = Chosen(load_job(job_file, [*settings, *FREE_LAYOUT], world, check_world=True)), error
+    check_number(world, chosen.job, stated=gpus is not None or nodes is not None)
     found = make_plan(chosen.job, world or chosen.job.cluster.world_size)
     asked = None
     if why is not None:
         asked = load_job(job_file, [*settings, *layout_settings(why)], world, check_world=True)
     replaced = bool(gpus or nodes) and found.fits is False and gpu_of(chosen.job) is not None
-    report = Report(chosen, found, refused, prices, asked, searched=compare or replaced or refused is not None)
+    report = Report(chosen, found, refused, known_prices, asked, searched=compare or replaced or refused is not None)
     _ = report.best, report.own, report.compared  # what can't be planned is told before anything is printed
     if svg is not None or timeline:
         report.need_gpu()
@@ -136,7 +141,7 @@ class Report:
         chosen: Chosen,
         found: Plan,
         refused: PhalanxError | None,
-        prices: Path | None,
+        prices: Prices,
         asked: Job | None,
         *,
         searched: bool,

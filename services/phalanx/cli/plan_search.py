@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from phalanx.planner import RunShape
     from phalanx.planner.forecast import Forecast
     from phalanx.planner.layouts import Candidate
+    from phalanx.planner.prices import Prices
     from phalanx.planner.search import Estimate, Search
     from phalanx.spec import Job, Layout
 
@@ -46,16 +47,29 @@ def cluster_settings(gpus: str | None, nodes: int | None) -> list[str]:
         return settings
     from phalanx.planner.gpus import find_gpu
 
-    kind, _, count = gpus.partition(":")
-    if count and not numbered(count):
+    kind, colon, count = gpus.partition(":")
+    if colon and not numbered(count):
         raise PhalanxError(
             "--gpus",
             value=gpus,
             expected="a kind and a number for one node, such as H100:8",
             remedy="write KIND or KIND:NUMBER",
         )
-    name = find_gpu(kind).name
+    name = find_gpu(kind, "--gpus", "write KIND or KIND:NUMBER, as H100:8").name
     return [*settings, "cluster.device=cuda", f"cluster.gpu={name}", *([f"cluster.nproc={count}"] if count else [])]
+
+
+def check_number(world: int | None, job: Job, *, stated: bool) -> None:
+    """Raises PhalanxError for more ranks by `--world` than there are GPUs. stated: by `--gpus` or `--nodes`; else the
+    number of ranks is all that counts."""
+    if stated and world is not None and world > job.cluster.world_size:
+        nodes = -(-world // job.cluster.nproc)
+        raise PhalanxError(
+            "--world",
+            value=world,
+            expected=f"at most {job.cluster.world_size} ranks on {job.cluster.nodes} nodes of {job.cluster.nproc} GPUs",
+            remedy=f"leave --world out, or give --nodes {nodes}",
+        )
 
 
 def layout_settings(text: str) -> list[str]:
@@ -115,10 +129,9 @@ class Judged:
         return {**told, "why": why_not(self.search, self.estimate)} if compared else told
 
 
-def judge(job: Job, search: Search, estimate: Estimate, flops_per_token: float, prices: Path | None) -> Judged:
+def judge(job: Job, search: Search, estimate: Estimate, flops_per_token: float, prices: Prices) -> Judged:
     """A layout of a search as this job would run on it."""
     from phalanx.planner.forecast import forecast
-    from phalanx.planner.prices import load_prices
 
     gpu, step_s = search.task.cluster.gpu, estimate.step.total_s
     seen = forecast(
@@ -131,7 +144,7 @@ def judge(job: Job, search: Search, estimate: Estimate, flops_per_token: float, 
         flops_per_token=flops_per_token,
         checkpoint_steps=job.checkpoint.interval,
         state_bytes=search.memory(estimate.candidate).state_bytes,
-        prices=load_prices(prices),
+        prices=prices,
     )
     return Judged(search, estimate, seen)
 

@@ -287,3 +287,39 @@ def test_a_step_of_fewer_windows_than_places_is_told(run):
     assert "idle: 61 of 64 data-parallel replicas have no window of a step's 3" in out
     _, out, _ = run("405b-4096gpu", "--set", "parallel.local_batch_size=16777216")
     assert "local_batch_size is 16,777,216: a replica has at most 32 of the step's 2,048 windows" in out
+
+
+@pytest.mark.parametrize("example", ["8b-64gpu", "demo"])
+@pytest.mark.parametrize("text", [None, "wat = 1\n", "[gpu.H100]\nwatts = -1\n"])
+def test_bad_price_file_is_told_before_anything_is_printed(run, tmp_path, example, text):
+    path = tmp_path / "prices.toml"
+    if text is not None:
+        path.write_text(text)
+    code, out, err = run(example, "--prices", str(path))
+    assert (code, out) == (2, "") and str(path) in err and err.count("\n") == 1
+
+
+def test_search_that_finds_nothing_prints_nothing_but_its_line(run):
+    code, out, err = run("405b-4096gpu", "--gpus", "A100-40:8", "--nodes", "1")
+    assert (code, out) == (2, "") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("gpus", ["FOO:8", "", ":8", "V100:8"])
+def test_unknown_kind_names_the_option_that_gave_it(run, gpus):
+    code, out, err = run("8b-64gpu", "--gpus", gpus)
+    assert (
+        (code, out) == (2, "") and "--gpus is" in err and "write KIND or KIND:NUMBER" in err and "cluster." not in err
+    )
+
+
+@pytest.mark.parametrize("gpus", ["H100:", "H100:0", "H100:-8", "H100:8.5"])
+def test_number_of_gpus_is_one_where_a_colon_announces_it(run, gpus):
+    code, _, err = run("8b-64gpu", "--gpus", gpus)
+    assert code == 2 and f"--gpus is '{gpus}'" in err
+
+
+def test_more_ranks_than_the_stated_gpus_are_refused(run):
+    code, out, err = run("8b-64gpu", "--world", "64", "--gpus", "H100:8", "--nodes", "4")
+    assert (code, out) == (2, "")
+    assert "--world is 64: expected at most 32 ranks on 4 nodes of 8 GPUs" in err and "--nodes 8" in err
+    assert run("8b-64gpu", "--world", "64", "--gpus", "H100:8", "--nodes", "8")[0] == 0
