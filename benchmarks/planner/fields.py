@@ -4,7 +4,6 @@ figure that can't be is refused."""
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -139,7 +138,7 @@ def _check_number(
         del fields[name]
         return
     within = value == 0 or least <= value <= most
-    if not within or (whole and not math.isclose(value, round(value), abs_tol=1e-9)):
+    if not within or (whole and value != round(value)):
         kind = "a whole number" if whole else "a number"
         raise PhalanxError(
             path, value=value, expected=f"{kind} from {least:,.6g} to {most:,.0f}", remedy="correct the row"

@@ -113,6 +113,8 @@ def test_stage_is_read_from_numbers_and_words(zero, same):
         ("parallel", "zero", 1e300, "a whole number from 0 to 3"),
         ("parallel", "zero", 7, "a whole number from 0 to 3"),
         ("parallel", "zero", -1, "a whole number from 0 to 3"),
+        ("parallel", "dp", 1e-300, "a whole number from 0 to 10,000,000"),
+        ("parallel", "vp", 1e-300, "a whole number from 0 to 2,000"),
         ("cluster", "hbm_tbps", 1e-300, "a number from 0.01"),
         ("cluster", "power_limit_w", 1e-9, "a number from 10"),
         ("model", "params", 0.5, "a number from 1,000"),
