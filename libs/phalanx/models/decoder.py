@@ -151,12 +151,17 @@ class Decoder(nn.Module):
             "layers.*.attention.wv": KeyValueHeads(self.args.n_kv_heads),
             "layers.*.attention.wo": "rowwise",
             "layers.*.ffn_norm": "sequence_norm",
-            **_swiglu_plan("layers.*.feed_forward" if self.args.moe is None else "layers.*.feed_forward.shared"),
-            "layers.*.feed_forward.router": "router",
-            "layers.*.feed_forward.experts": "experts",
+            **self._feed_forward_plan(),
             "norm": "sequence_norm",
             "output": "vocab_head",
         }
+
+    def _feed_forward_plan(self) -> Mapping[str, Style]:
+        place, moe = "layers.*.feed_forward", self.args.moe
+        if moe is None:
+            return _swiglu_plan(place)
+        shared = _swiglu_plan(f"{place}.shared") if moe.num_shared_experts else {}
+        return {f"{place}.router": "router", f"{place}.experts": "experts", **shared}
 
     def split_stages(self, num_stages: int) -> Sequence[nn.Module]:
         """See `HasStages`; layers are balanced by number."""

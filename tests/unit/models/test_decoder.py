@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from phalanx.core.errors import PhalanxError
-from phalanx.models.args import DecoderArgs
+from phalanx.models.args import DecoderArgs, MoeShape
 from phalanx.models.decoder import Decoder
 from phalanx.models.protocol import HasTiedStages, Initial, split_evenly
 
@@ -130,7 +130,16 @@ def test_split_evenly_gives_the_longer_ranges_to_the_middle() -> None:
     assert [i for part in split_evenly(7, 3) for i in part] == list(range(7))
 
 
-@pytest.mark.parametrize("more", [{}, {"qk_norm": True, "qkv_bias": True}])
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"qk_norm": True, "qkv_bias": True},
+        {"moe": MoeShape(4, 2, 32)},
+        {"moe": MoeShape(4, 2, 32, num_shared_experts=1)},
+    ],
+    ids=["dense", "norms and biases", "experts", "shared experts"],
+)
 def test_parallel_plan_names_every_module_with_parameters(more: dict[str, Any]) -> None:
     decoder = Decoder(dataclasses.replace(ARGS, **more))
     patterns = {name.replace("*", "0") for name in decoder.parallel_plan()}

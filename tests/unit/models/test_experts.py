@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from phalanx.models.args import DecoderArgs, MoeShape
 from phalanx.models.decoder import Decoder, FeedForward
-from phalanx.models.experts import Experts, MixtureFeedForward, Router
+from phalanx.models.experts import Experts, MixtureFeedForward, Router, stored_names
 
 DIM, WIDTH = 16, 24
 CPU = torch.device("cpu")
@@ -249,9 +249,19 @@ def test_a_decoder_of_experts_takes_window_weights_and_has_initial_values_for_ev
         counts, loss = router.balance.take(CPU)
         assert int(counts.sum()) == 12 * moe.top_k and float(loss) > 0
     initial = decoder.initial_weights()
-    assert initial.keys() == dict(decoder.named_parameters()).keys()
+    assert list(initial) == list(stored_names(decoder))
+    stacked = {name for name in initial if ".experts." in name}
+    experts = range(moe.num_experts)
+    weights = ("w1", "w2", "w3")
+    assert stacked == {
+        f"layers.{layer}.feed_forward.experts.{expert}.{weight}.weight"
+        for layer in range(2)
+        for expert in experts
+        for weight in weights
+    }
+    assert initial.keys() - stacked == {name for name, _ in decoder.named_parameters() if ".experts." not in name}
     assert initial["layers.1.feed_forward.router.selection_bias"].value == 0.0
-    assert initial["layers.1.feed_forward.experts.w2"] == initial["layers.1.attention.wo.weight"]
+    assert initial["layers.1.feed_forward.experts.0.w2.weight"] == initial["layers.1.attention.wo.weight"]
     assert DecoderArgs.of_plain(dataclasses.asdict(args)) == args
 
 
