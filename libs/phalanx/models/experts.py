@@ -82,14 +82,21 @@ def stacked_names(module: nn.Module) -> dict[str, int]:
     }
 
 
-def stored_names(module: nn.Module) -> Iterator[str]:
-    """The names under which checkpoints hold the parameters of `module`, tied ones once."""
+def stored_shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The names under which checkpoints hold the parameters of `module`, tied ones once, and the shape of each."""
     stacked = stacked_names(module)
-    for name, _ in module.named_parameters():
+    found: dict[str, tuple[int, ...]] = {}
+    for name, parameter in module.named_parameters():
         if name in stacked:
-            yield from (stored_name(name, expert) for expert in range(stacked[name]))
+            found |= {stored_name(name, expert): tuple(parameter.shape[1:]) for expert in range(stacked[name])}
         else:
-            yield name
+            found[name] = tuple(parameter.shape)
+    return found
+
+
+def stored_names(module: nn.Module) -> Iterator[str]:
+    """The names of `stored_shapes`."""
+    yield from stored_shapes(module)
 
 
 class _RowsOfExperts(torch.autograd.Function):

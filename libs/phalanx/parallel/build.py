@@ -17,7 +17,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
-from phalanx.models.experts import stored_names
+from phalanx.models.experts import stored_shapes
 from phalanx.models.own import own_object
 from phalanx.models.protocol import HasContext, HasHead, HasParallelPlan, HasStages
 from phalanx.spec import Job
@@ -191,7 +191,12 @@ def _sent(tensors: Mapping[str, Tensor], device: torch.device) -> dict[str, Tens
 
 def parameter_names(job: Job) -> tuple[str, ...]:
     """Canonical names of all parameters of the job's whole model, tied ones once, stacked experts one by one."""
-    return tuple(stored_names(build_on_meta(job)))
+    return tuple(parameter_shapes(job))
+
+
+def parameter_shapes(job: Job) -> dict[str, tuple[int, ...]]:
+    """As `parameter_names`, with the shape of each."""
+    return stored_shapes(build_on_meta(job))
 
 
 def count_parameters(job: Job) -> int:

@@ -23,6 +23,7 @@ from phalanx.spec import Layout
 
 AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 _SHARD_AXES = ("dp_shard", "cp")
+_STAGE_AXES = ("dp_replicate", "dp_shard", "cp", "tp")
 _DATA_AXES = ("dp_replicate", *_SHARD_AXES)
 
 
@@ -120,6 +121,14 @@ class Mesh:
             mesh=own,
             mesh_dim_names=("dp_replicate", "expert_shard"),
         )
+
+    def stage_group(self) -> dist.ProcessGroup | None:
+        """A new group of the ranks that hold the same pipeline stages; None where this rank is alone. All ranks call
+        this together.
+        """
+        if math.prod(self.sizes[axis] for axis in _STAGE_AXES) == 1:
+            return None
+        return _group(self.sizes, self.coordinates, _STAGE_AXES, _gang_timeout(self.device))
 
     def _points(self, axes: Sequence[str]) -> itertools.product[tuple[int, ...]]:
         return itertools.product(*(range(self.sizes[axis]) for axis in axes))

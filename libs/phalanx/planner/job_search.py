@@ -61,6 +61,8 @@ def run_shape(job: Job) -> RunShape:
         keeps_products=job.activation_checkpoint.mode == "selective",
         document_mask=job.data.document_mask and job.model.attn_backend == "sdpa",
         chunk_tokens=job.loss.chunk_tokens,
+        optimizer=job.optimizer.name,
+        ns_steps=job.optimizer.ns_steps,
         cp_comm_type=job.parallel.cp_comm_type,
         stage_split=job.parallel.stage_lengths or job.parallel.stage_split,
         cpu_offload=job.parallel.cpu_offload and job.cluster.device == "cuda",

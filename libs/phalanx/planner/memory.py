@@ -2,8 +2,9 @@
 
 Let P be the rank's parameters after pp, tp and ep, N = dp_shard x cp, b the bytes of a weight in computation (2 for
 bfloat16).
-- masters: fp32, sharded: 4 P / N. Optimizer: AdamW's two fp32 moments: 8 P / N. Replicas that tell each other
-  less hold more (`replicas`).
+- masters: fp32, sharded: 4 P / N. Optimizer: AdamW's two fp32 moments: 8 P / N; Muon's one of what lies inside the
+  layers: 4 P / N of it. Replicas that tell each other less hold more (`replicas`). Whole matrices that Muon sums up,
+  1 GiB at most, come when activations are gone.
 - weights gathered for computation: b P at zero 1 and 2. At zero 3 without a pipeline: two layers (the running one and
   the prefetched one) and the ends of the model, which stay. With a pipeline torch keeps a stage's weights after its
   first backward: b P again.
@@ -87,7 +88,7 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
     shard = _sharded(held, layout)
     own = shard - held.copied // (layout.dp_shard * layout.cp)
     activations = activation_bytes(model, layout, run, position)
-    moments = MOMENT_BYTES * own + held_bytes(run, layout, own)
+    moments = _moments(held, own, layout, run) + held_bytes(run, layout, own)
     optimizer = min(run.paging_bytes, DISK_SLOTS * moments) if run.paging_bytes else moments
     return RankMemory(
         position=position,
@@ -113,6 +114,16 @@ def _sharded(held: RankParameters, layout: Layout) -> int:
 def _on_the_way(held: RankParameters, layout: Layout) -> int:
     """A layer's shard of the masters, copied to the device for its gathering."""
     return MASTER_BYTES * -(-max(held.block + held.block_experts, held.ends) // (layout.dp_shard * layout.cp))
+
+
+def _moments(held: RankParameters, own: int, layout: Layout, run: RunShape) -> int:
+    """Of the `own` parameters of the rank's shard. Norms, which are few, are counted as the matrices that they stand
+    between.
+    """
+    if run.optimizer == "adamw":
+        return MOMENT_BYTES * own
+    ends = -(-held.ends // (layout.dp_shard * layout.cp))
+    return MOMENT_BYTES * ends + MOMENT_BYTES // 2 * (own - ends)
 
 
 def _gathered_weights(held: RankParameters, layout: Layout, run: RunShape) -> int:

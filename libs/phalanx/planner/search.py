@@ -14,7 +14,7 @@ from functools import cached_property
 
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.layouts import Candidate, Task, base_candidates, largest_mesh, layouts, scheduled
-from phalanx.planner.memory import MASTER_BYTES, RUNTIME_BYTES, RankMemory, rank_memory
+from phalanx.planner.memory import MASTER_BYTES, MOMENT_BYTES, RUNTIME_BYTES, RankMemory, rank_memory
 from phalanx.planner.parameters import rank_parameters
 from phalanx.planner.pipeline import PipelineRun, StageCosts, bubble_left, simulate
 from phalanx.planner.software import Software, software
@@ -29,7 +29,7 @@ WEIGHTS_OF_BACKWARD = 1 / 3
 # Bytes of a parameter that nothing shards within a step: at a pipeline, or with gradients that wait for several
 # micro-batches, a weight of 2 bytes and a gradient of 4. Of what is sharded master and moments, as gradients may have
 # the place of activations: it must not be more than what `rank_memory` counts.
-_WHOLE_BYTES, _SHARDED_BYTES = 6, 12
+_WHOLE_BYTES = 6
 
 # Micro-batches up to here are timed before anything is known of their memory, which is dearer to count.
 _SMALL = 8
@@ -181,7 +181,8 @@ class Search:
         stage = max(stage_layers(model, layout.pp, run))
         held = rank_parameters(model, layout, stage, is_first=layout.pp == 1, is_last=layout.pp == 1)
         whole = layout.pp > 1 or (run.zero == 1 and num_micro_batches(layout, run) > 1)
-        sharded = (MASTER_BYTES if run.paging_bytes else _SHARDED_BYTES) * (
+        moments = 0 if run.paging_bytes else MOMENT_BYTES // (2 if run.optimizer == "muon" else 1)
+        sharded = (MASTER_BYTES + moments) * (
             held.dense / (layout.dp_shard * layout.cp) + held.experts / max(layout.dp * layout.cp // layout.ep, 1)
         )
         if run.cpu_offload:

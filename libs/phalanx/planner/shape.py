@@ -100,6 +100,7 @@ class RunShape:
     cp_comm_type: how attention sees a window that ranks share, all_gather or a2a. local_steps: for which replicas train
     by themselves between two outer updates; 0: not. compression: none, powersgd (of compression_rank) or onebit_adam.
     paging_bytes: of memory for pages of an optimizer state that lies on a local disk; 0 where it lies in memory.
+    optimizer: adamw, or muon with ns_steps iterations, whose hidden matrices have one moment.
     """
 
     seq_len: int
@@ -127,6 +128,8 @@ class RunShape:
     keeps_products: bool = False
     compression: str = "none"
     compression_rank: int = 0
+    optimizer: str = "adamw"
+    ns_steps: int = 5
 
     @property
     def recompute_mode(self) -> str:

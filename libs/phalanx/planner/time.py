@@ -19,6 +19,7 @@ from phalanx.planner.collectives import all_gather_s, all_reduce_s, reduce_scatt
 from phalanx.planner.compute import PRECISIONS, Chip
 from phalanx.planner.layer import LayerTime, Place, head_time, layer_time, seen
 from phalanx.planner.memory import MOMENT_BYTES
+from phalanx.planner.muon import update_s
 from phalanx.planner.network import Cluster
 from phalanx.planner.parameters import RankParameters, rank_parameters
 from phalanx.planner.replicas import exchange_s
@@ -147,7 +148,7 @@ def _assemble(config: Configuration, place: Place) -> StepTime:
     held = _largest_rank(config)
     data = _data_s(config, place, held, micro_batches, slowest)
     nodes = max(layout.world_size / config.cluster.gpus_per_node, 1.0)
-    optimizer = _optimizer_s(config, place, held)
+    optimizer = _optimizer_s(config, place, held) + _muon_s(config, place)
     counted = micro_batches * per_batch + bubble + data + optimizer
     return StepTime(
         compute_s=micro_batches * (slowest.forward + slowest.backward),
@@ -274,6 +275,15 @@ def _optimizer_s(config: Configuration, place: Place, held: RankParameters) -> f
         return max(_host_s(config, shard), paged_s)
     over_link = 2 * MOMENT_BYTES if run.paging_bytes else run.offloaded * 2 * 12
     return max(30 * shard / place.chip.memory_rate + over_link * shard / _HOST_LINK, paged_s)
+
+
+def _muon_s(config: Configuration, place: Place) -> float:
+    """Of the stage of most layers; its ranks are neighbours but for pp, the outermost axis."""
+    layout, constants = config.layout, place.chip.calibration
+    ranks = layout.dp * layout.cp * layout.tp
+    group = config.cluster.group(ranks, 1, constants.nvlink_share, constants.network_share)
+    num_layers = max(position.num_layers for _, position in _alike(config))
+    return update_s(config.model, config.run, num_layers, place.chip, group)
 
 
 def _host_s(config: Configuration, shard: float) -> float:

@@ -1,4 +1,4 @@
-"""Rules of attention and of the loss: which kernel runs where, and what may be cut. Pure; values only."""
+"""Rules of attention, loss and optimizer: what runs where, may be cut, or excludes another. Pure; values only."""
 
 from __future__ import annotations
 
@@ -61,6 +61,40 @@ def loss_findings(job: Job) -> Iterator[Finding]:
             job.loss.chunk_tokens,
             "0 beside loss.fn, which is called with the logits of whole windows",
             "remove it, or loss.fn (without it the loss is cross-entropy)",
+        )
+
+
+def optimizer_findings(job: Job) -> Iterator[Finding]:
+    """What Muon can't be combined with."""
+    if job.optimizer.name != "muon":
+        return
+    if job.local_updates.steps:
+        yield Finding(
+            ("optimizer.name", "local_updates.steps"),
+            "muon",
+            "adamw beside local_updates: the mean of what replicas remember is known to be sound for AdamW only",
+            "set it to adamw, or remove local_updates.steps",
+        )
+    if job.gradient_compression.method != "none":
+        yield Finding(
+            ("optimizer.name", "gradient_compression.method"),
+            "muon",
+            "adamw beside gradient_compression: what it leaves out of a step is known to be sound for AdamW only",
+            "set it to adamw, or remove gradient_compression.method",
+        )
+    if isinstance(job.model.args, ModelArgs) and job.model.args.moe is not None:
+        yield Finding(
+            ("optimizer.name", "model.args.moe"),
+            "muon",
+            "adamw with experts, whose weights lie stacked and are no matrices of their own",
+            "set it to adamw, or train a dense model",
+        )
+    if job.optimizer.class_ is not None:
+        yield Finding(
+            ("optimizer.name", "optimizer.class"),
+            "muon",
+            "nothing beside optimizer.class, which is the optimizer",
+            "remove one of them",
         )
 
 

@@ -25,6 +25,7 @@ def without_effect(
         *_schedule_rules(job),
         *_rules(job),
         *_mixture_rules(job),
+        *_optimizer_rules(job),
         *_own_rules(job),
         *_expert_rules(job),
     ]
@@ -37,6 +38,14 @@ def without_effect(
 
 
 Rule = tuple[bool, str, str]
+
+
+def _optimizer_rules(job: Job) -> Iterator[Rule]:
+    optimizer = job.optimizer
+    no_muon, reason = optimizer.name != "muon", 'optimizer.name is not "muon"'
+    for name in ("momentum", "ns_steps"):
+        default = type(optimizer).model_fields[name].default
+        yield no_muon and getattr(optimizer, name) != default, f"optimizer.{name}", reason
 
 
 def _recompute_rules(job: Job) -> Iterator[Rule]:

@@ -115,6 +115,8 @@ class Job(Section):
             del chosen["loss"]["z_loss"]
         if not chosen["loss"]:
             del chosen["loss"]
+        if self.optimizer.name != "muon":
+            del chosen["optimizer"]["momentum"], chosen["optimizer"]["ns_steps"]
         if self.optimizer.decayed == "matrices":
             del chosen["optimizer"]["decayed"]
         if self.optimizer.class_ is None:

@@ -30,7 +30,7 @@ def offload_findings(job: Job) -> Iterator[Finding]:
             "none beside optimizer.class, whose state is made by the class itself",
             "remove it, or optimizer.class (that is another run)",
         )
-    elif str(optimizer.name) != "adamw":
+    elif optimizer.name != "adamw":
         yield Finding(
             ("optimizer.offload", "optimizer.name"),
             optimizer.offload,

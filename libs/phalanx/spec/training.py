@@ -37,9 +37,14 @@ class Training(Section):
 
 
 class Optimizer(Section):
-    """AdamW with decoupled weight decay, or a class of your own."""
+    """AdamW with decoupled weight decay, Muon, or a class of your own."""
 
-    name: Literal["adamw"] = key(Mark.IDENTITY, "The optimizer.", "adamw")
+    name: Literal["adamw", "muon"] = key(
+        Mark.IDENTITY,
+        "The optimizer. `muon`: for the matrices inside the model's `layers`, and AdamW for all else.",
+        "adamw",
+        shapes=True,
+    )
     class_: str | None = key(
         Mark.IDENTITY,
         "Your own torch.optim.Optimizer as `package.module:Class`, called with parameters, `lr`, `optimizer.args` and, "
@@ -55,6 +60,10 @@ class Optimizer(Section):
     beta2: float = key(Mark.IDENTITY, "Decay of the second moment.", 0.95, ge=0, lt=1)
     eps: float = key(Mark.IDENTITY, "Added to the root of the second moment.", 1e-8, gt=0)
     weight_decay: float = key(Mark.IDENTITY, "Decoupled weight decay, times the learning rate.", 0.1, ge=0)
+    momentum: float = key(Mark.IDENTITY, "Decay of Muon's momentum.", 0.95, ge=0, lt=1)
+    ns_steps: int = key(
+        Mark.IDENTITY, "Newton-Schulz iterations by which Muon makes an update orthogonal.", 5, gt=0, le=100
+    )
     decayed: Literal["matrices", "hidden", "all"] = key(
         Mark.IDENTITY,
         "Which parameters weight decay acts on: all of two or more dimensions; of them those inside the model's "

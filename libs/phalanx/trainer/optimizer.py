@@ -14,15 +14,17 @@ from typing import Any
 import torch
 
 from phalanx.core.box import HeldTensor
+from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.replicas import ReplicaLink
 from phalanx.spec import Job
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def optimizer_of(job: Job, parameters: Sequence[HeldTensor], link: ReplicaLink) -> Optimizer:
-    """The job's optimizer: AdamW, with its state in memory or on a disk, one that has the replicas train by themselves,
-    or the user's own. Raises PhalanxError and OutsideError where the disk can't be used.
+def optimizer_of(job: Job, parameters: Sequence[HeldTensor], link: ReplicaLink, mesh: Mesh | None = None) -> Optimizer:
+    """The job's optimizer: AdamW, with its state in memory or on a disk, Muon, one that has the replicas train by
+    themselves, or the user's own. mesh: whose ranks call this together; None for one alone. Raises PhalanxError and
+    OutsideError where the disk can't be used.
     """
     if job.optimizer.offload != "none":
         from phalanx.trainer.paged_optimizer import PagedOptimizer
@@ -36,6 +38,10 @@ def optimizer_of(job: Job, parameters: Sequence[HeldTensor], link: ReplicaLink) 
         from phalanx.trainer.onebit import OneBitAdam
 
         return OneBitAdam(job, parameters, link)
+    if job.optimizer.class_ is None and job.optimizer.name == "muon":
+        from phalanx.trainer.muon import Muon
+
+        return Muon(job, parameters, mesh)
     if job.optimizer.class_ is None:
         return Optimizer(job, parameters)
     from phalanx.trainer.own_optimizer import OwnOptimizer
@@ -106,6 +112,10 @@ class Optimizer:
             for held, state in zip(self._held, self._state, strict=True)
             for moment in self.moments
         ]
+
+    def state_names(self, shapes: Mapping[str, Sequence[int]]) -> list[str]:
+        """Names of the moments of the whole model's parameters, given by name with their shapes."""
+        return [f"optim.{name}.{moment}" for name in shapes for moment in self.moments]
 
     def counters(self) -> dict[str, int | float]:
         """What goes on beside the tensors: what `resume` takes."""

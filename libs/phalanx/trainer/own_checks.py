@@ -44,6 +44,8 @@ def _check_model(job: Job, layout: Layout) -> None:
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "cp", "tp")}
         check_layout(model, sizes, job.training.seq_len)
         check_head(model, job.loss.chunk_tokens)
+        if job.optimizer.name == "muon":
+            _check_hidden(model)
         if layout.pp > 1:
             if job.loss.chunk_tokens:
                 assert isinstance(model, HasHead), "check_head refused it"
@@ -58,6 +60,18 @@ def _check_model(job: Job, layout: Layout) -> None:
         raise PhalanxError(
             where.rstrip("]"), value=error.value, expected=error.expected, remedy=error.remedy
         ) from error
+
+
+def _check_hidden(model: nn.Module) -> None:
+    from phalanx.trainer.muon import is_hidden
+
+    if not any(is_hidden(name, parameter.shape) for name, parameter in model.named_parameters()):
+        raise PhalanxError(
+            "optimizer.name",
+            value="muon",
+            expected=f"adamw with {type(model).__name__}, which has no matrix inside `layers` for Muon to update",
+            remedy="set it to adamw, or name the list of blocks `layers`",
+        )
 
 
 def check_stages(model: nn.Module, num_stages: int) -> Sequence[nn.Module]:

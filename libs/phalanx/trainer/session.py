@@ -17,7 +17,7 @@ from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage import CheckpointRef, DamagedObject, Lineage, LoaderState, Manifest
 from phalanx.lineage.profiles import Profiles
 from phalanx.objects import ObjectStore
-from phalanx.parallel import Mesh, ParallelModel, build_mesh, multiple_of, parameter_names
+from phalanx.parallel import Mesh, ParallelModel, build_mesh, multiple_of, parameter_shapes
 from phalanx.parallel.replicas import ReplicaLink
 from phalanx.snapshot.peers import GlooPeers
 from phalanx.snapshot.restore import restore
@@ -147,7 +147,7 @@ def build_session(
     mesh = build_mesh(layout, device, schedule=job.parallel.schedule)
     model = ParallelModel(job, layout, mesh, device, initialise=parent is None or bool(job.checkpoint.partial))
     link = ReplicaLink(mesh.replica_group)
-    optimizer = optimizer_of(job, model.parameters(), link)
+    optimizer = optimizer_of(job, model.parameters(), link, mesh)
     if parent is not None:
         phases.enter("restore", start_step)
         source = keeper.source(store, parent.ref) if keeper is not None else None
@@ -297,13 +297,12 @@ def _restore(
     report: Callable[..., None],
 ) -> None:
     """Fills model and optimizer in place; a tensor that is missing, extra or of another shape is an error."""
-    names = parameter_names(job)
-    all_names = [f"model.{name}" for name in names]
-    all_names += [f"optim.{name}.{moment}" for name in names for moment in optimizer.moments]
+    shapes = parameter_shapes(job)
+    all_names = [*(f"model.{name}" for name in shapes), *optimizer.state_names(shapes)]
     peers = GlooPeers(job.deadlines.restore_s) if dist.get_world_size() > 1 else None
     try:
         state = state_of(model, optimizer)
-        partial = (*left_out_names(job), *_outer_names(job, parent, names))
+        partial = (*left_out_names(job), *_outer_names(job, parent, tuple(shapes)))
         done = restore(store, parent, state, partial, all_names=all_names, peers=peers)
     except DamagedObject as error:
         tell_damage(parent, error, control, report)

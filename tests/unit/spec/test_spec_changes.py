@@ -26,6 +26,7 @@ def refused(require, before, after) -> dict[str, str]:
         ("training.global_batch_size", When.JOURNAL),
         ("training.seed", When.FORK),
         ("optimizer.lr", When.FORK),
+        ("optimizer.name", When.NEVER),
         ("lr_scheduler.total_steps", When.FORK),
         ("parallel.tp", When.RESUME),
         ("recovery.on_spike", When.RESUME),

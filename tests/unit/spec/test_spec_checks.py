@@ -69,6 +69,29 @@ EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "
             "parallel.cp",
             "a multiple of the 6 heads of keys and values",
         ),
+        (
+            {"optimizer": {"name": "muon", "class": "mine:Own"}},
+            None,
+            "optimizer.name",
+            "nothing beside optimizer.class",
+        ),
+        ({"optimizer__name": "muon", "model": EXPERTS}, None, "optimizer.name", "adamw with experts"),
+        (
+            {"optimizer__name": "muon", "local_updates__steps": 4, "parallel__dp_replicate": 2},
+            2,
+            "optimizer.name",
+            "adamw beside local_updates",
+        ),
+        (
+            {
+                "optimizer__name": "muon",
+                "gradient_compression": {"method": "powersgd"},
+                "parallel": {"dp_replicate": 2},
+            },
+            2,
+            "optimizer.name",
+            "adamw beside gradient_compression",
+        ),
         ({"loss": {"fn": "mine:loss", "z_loss": 1e-4}}, None, "loss.z_loss", "0 beside loss.fn"),
         ({"loss": {"fn": "mine:loss", "chunk_tokens": 8}}, None, "loss.chunk_tokens", "0 beside loss.fn"),
         (

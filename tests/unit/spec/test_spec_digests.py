@@ -68,6 +68,7 @@ def test_identity_ignores_what_does_not_make_the_run(changes):
         {"lr_scheduler__decay_ratio": 0.2},
         {"loss__z_loss": 1e-4},
         {"optimizer__decayed": "all"},
+        {"optimizer__name": "muon"},
     ],
 )
 def test_identity_follows_what_makes_the_run(changes):

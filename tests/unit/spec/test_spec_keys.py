@@ -52,6 +52,8 @@ def test_numbers_with_a_dimension_carry_a_unit():
         "training.max_norm",
         "optimizer.lr",
         "optimizer.beta1",
+        "optimizer.momentum",
+        "optimizer.ns_steps",
         "optimizer.beta2",
         "optimizer.eps",
         "optimizer.weight_decay",

@@ -25,6 +25,7 @@ def optimizer(**keys):
         (PAGED | {"offload_gib": 1e12}, {}, "optimizer.offload_gib", "at most"),
         (PAGED | {"offload": "disk"}, {}, "optimizer.offload", "nvme"),
         (PAGED | {"class": "pkg.module:Class"}, {}, "optimizer.offload", "none beside optimizer.class"),
+        (PAGED | {"name": "muon"}, {}, "optimizer.offload", "none with the optimizer muon"),
         (PAGED, {"local_updates__steps": 4}, "optimizer.offload", "none with local updates"),
         (PAGED, {"checkpoint__memory_interval": 3}, "checkpoint.memory_interval", "0 with optimizer state on a disk"),
     ],

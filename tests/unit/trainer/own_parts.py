@@ -28,6 +28,18 @@ class Plain(nn.Module):
         return self.head(hidden)
 
 
+class Blockless(nn.Module):
+    """Has embedding and head alone."""
+
+    def __init__(self, vocab_size: int, dim: int = 8) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(vocab_size, dim)
+        self.head = nn.Linear(dim, vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        return self.head(self.embed(tokens))
+
+
 class Planned(Plain):
     """Leaves its head out of its plan."""
 

@@ -66,6 +66,11 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "norm": ({"optimizer": {"class": "own_parts:ByNorm"}}, 1, r"optimizer\.class.*element-wise rule"),
     "rows": ({"optimizer": {"class": "own_parts:ByRows"}}, 1, r"'rows' is a Tensor of shape \(4,\)"),
     "learnt": ({"optimizer": {"class": "own_parts:Learnt"}}, 1, r"learnt for all parameters together"),
+    "no blocks": (
+        {"model": _model("Blockless"), "optimizer": {"name": "muon"}},
+        1,
+        r"optimizer\.name is 'muon': expected adamw with Blockless, which has no matrix inside `layers`",
+    ),
     "rprop": ({"optimizer": {"class": "torch.optim:ASGD"}}, 1, r"numbers that count updates, but state"),
 }
 

@@ -175,6 +175,13 @@ def _decoder(job: Job) -> DecoderArgs:
             expected="the built-in decoder, whose names others know",
             remedy="for a model of your own, load with torch and save with phalanx.snapshot.dcp.PhalanxWriter",
         )
+    if job.optimizer.name != "adamw":
+        raise PhalanxError(
+            "optimizer.name",
+            value=job.optimizer.name,
+            expected="adamw, as what is imported begins with AdamW's state",
+            remedy="set it to adamw, or begin anew",
+        )
     return DecoderArgs.of(job.model.decoder)
 
 

@@ -187,6 +187,12 @@ def test_a_folder_without_checkpoint_is_refused(tmp_path: Path, job: Job) -> Non
         Import(job, str(tmp_path / "empty"))
 
 
+def test_a_job_with_muon_is_refused(tmp_path: Path, job: Job, foreign: Foreign) -> None:
+    muon = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"name": "muon"})})
+    with pytest.raises(PhalanxError, match=r"optimizer\.name is 'muon': expected adamw"):
+        Import(muon, str(write_hugging_face(tmp_path / "hf", foreign)))
+
+
 def test_interleaved_pairs_contradict_hugging_face_names(tmp_path: Path, job: Job, foreign: Foreign) -> None:
     folder = write_hugging_face(tmp_path / "hf", foreign)
     with pytest.raises(PhalanxError, match="--rotary"):
