@@ -11,8 +11,8 @@ import secrets
 import sys
 from pathlib import Path
 
+from phalanx.core.files import SECRET, write_atomically
 from phalanx.rpc.errors import Unauthenticated
-from phalanx.rpc.files import SECRET, write_atomically
 from phalanx.rpc.pki import CertificateAuthority, open_authority
 from phalanx.rpc.tokens import Authority, Role, write_token
 
