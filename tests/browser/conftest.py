@@ -49,7 +49,7 @@ def open_page(browser: Browser) -> Iterator[Callable[..., Page]]:
         context = browser.new_context(**{"bypass_csp": True, "viewport": VIEWPORT, **options})  # type: ignore[arg-type]
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(45_000)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(url)
         return page
