@@ -8,10 +8,10 @@ bfloat16).
 - weights gathered for computation: b P at zero 1 and 2. At zero 3 without a pipeline: two layers (the running one and
   the prefetched one) and the ends of the model, which stay. With a pipeline torch keeps a stage's weights after its
   first backward: b P again.
-- gradients: at zero 1 with several micro-batches, and always with a pipeline, whole, fp32 4 P, until they are reduced
-  block by block, and a block's buffer; else 4 P / N of the micro-batches before, and one layer's, in computation type
-  and as the buffer of the reduction. With a single micro-batch they come as the activations go, and count only as far
-  as they are more.
+- gradients: at zero 1 with several micro-batches, and always with a pipeline, whole, 4 P (2 P where they are summed
+  in bfloat16), until they are reduced block by block, and a block's buffer; else 4 P / N of the micro-batches before,
+  and one layer's, in computation type and as the buffer of the reduction. With a single micro-batch they come as the
+  activations go, and count only as far as they are more.
 - offloaded (`cpu_offload`): masters, optimizer and sharded gradients, 16 P / N, lie in the host's memory; on the device
   is beside the rest a layer's part of the masters, on its way to be gathered.
 - paged (`optimizer.offload`): the moments, 8 P / N, lie on a local disk, twice for the sake of checkpoints that are
@@ -137,7 +137,7 @@ def _gradients(held: RankParameters, shard: int, layout: Layout, run: RunShape, 
     block = max(held.block + held.block_experts, held.ends)
     several = num_micro_batches(layout, run) > 1
     if layout.pp > 1 or (run.zero == 1 and several):
-        return 4 * (held.total + block)
+        return run.reduce_bytes * (held.total + block)
     buffers = (run.param_bytes + run.reduce_bytes) * block
     if run.cpu_offload:
         return buffers

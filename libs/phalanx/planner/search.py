@@ -26,11 +26,6 @@ from phalanx.spec.layout import Layout
 # Of a backward, what the weights take: the published profiles of Qi et al. 2023 (arXiv 2401.10241, section 4) have
 # forward, inputs and weights near 2 : 2 : 1, as element-wise operations and attention have no weights.
 WEIGHTS_OF_BACKWARD = 1 / 3
-# Bytes of a parameter that nothing shards within a step: at a pipeline, or with gradients that wait for several
-# micro-batches, a weight of 2 bytes and a gradient of 4. Of what is sharded master and moments, as gradients may have
-# the place of activations: it must not be more than what `rank_memory` counts.
-_WHOLE_BYTES = 6
-
 # Micro-batches up to here are timed before anything is known of their memory, which is dearer to count.
 _SMALL = 8
 
@@ -176,7 +171,10 @@ class Search:
         return min(asked, key=lambda each: self.memory(each.candidate).total_bytes, default=None)
 
     def _states_bytes(self, candidate: Candidate) -> float:
-        """A floor of a candidate's memory: its largest rank's weights, gradients and optimizer state."""
+        """A floor of a candidate's memory: its largest rank's weights, gradients and optimizer state. Gradients count
+        where nothing shards them, at a pipeline and where they wait for several micro-batches; others may have the
+        place of activations.
+        """
         model, layout, run = self.task.model, candidate.layout, candidate.run
         stage = max(stage_layers(model, layout.pp, run))
         held = rank_parameters(model, layout, stage, is_first=layout.pp == 1, is_last=layout.pp == 1)
@@ -188,7 +186,7 @@ class Search:
         if run.cpu_offload:
             sharded = 0.0
         weights = 0 if layout.pp == 1 and run.zero == 3 else run.param_bytes
-        return (_WHOLE_BYTES if whole else weights) * held.total + sharded + self.runtime_bytes
+        return (weights + (run.reduce_bytes if whole else 0)) * held.total + sharded + self.runtime_bytes
 
 
 def with_schedule(step: StepTime, base: Candidate, candidate: Candidate) -> StepTime:

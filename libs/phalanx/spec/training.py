@@ -28,7 +28,10 @@ class Training(Section):
         Mark.IDENTITY, "Type that weights have in forward and backward; masters are always float32.", "bfloat16"
     )
     mixed_precision_reduce: Literal["float32", "bfloat16"] = key(
-        Mark.IDENTITY, "Type in which gradients are summed over ranks.", "float32"
+        Mark.IDENTITY,
+        "Type in which gradients are summed: over ranks, and over micro-batches where they stay whole until the last "
+        "one.",
+        "float32",
     )
     non_finite: Literal["skip", "stop"] = key(
         Mark.IDENTITY, "What all ranks do together at a non-finite gradient: skip the update, or stop.", "skip"

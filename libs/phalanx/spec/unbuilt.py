@@ -17,13 +17,6 @@ def refuse_unbuilt(job: Job, layout: Layout) -> None:
     """Raises PhalanxError for the first thing in `job` and its layout that this version does not train with."""
     if isinstance(job.model.args, ModelArgs):
         refuse_unbuilt_model(job.model.args)
-    reduce = job.training.mixed_precision_reduce
-    _refuse(
-        "training.mixed_precision_reduce",
-        reduce,
-        reduce != "float32",
-        "float32: this version's trainer sums gradients in nothing narrower",
-    )
 
 
 def _refuse(key: str, value: object, is_wrong: bool, expected: str) -> None:

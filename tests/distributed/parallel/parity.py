@@ -49,7 +49,8 @@ def make_job(case: Mapping[str, Any]) -> Job:
                 "global_batch_size": NUM_WINDOWS,
                 "seed": SEED,
             }
-            | {"mixed_precision_param": case.get("dtype", "float32")},
+            | {"mixed_precision_param": case.get("dtype", "float32")}
+            | {"mixed_precision_reduce": case.get("reduce", "float32")},
             "optimizer": {"lr": 1e-3},
             "parallel": case.get("parallel", {}),
             "activation_checkpoint": {"mode": case.get("recompute", "none"), "every": case.get("every", 1)},

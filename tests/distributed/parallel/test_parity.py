@@ -19,6 +19,8 @@ from phalanx.gang.testing import run_gang
 pytestmark = pytest.mark.distributed
 
 FP32_BOUND, BF16_LOSS_BOUND, BF16_GRADIENT_BOUND = 1e-5, 1e-3, 0.05
+# The least error of gradients by which one sees that they were rounded to bfloat16.
+SUMMED_NARROW = 1e-4
 CASES_A_GANG = 10
 V_SCHEDULES = ("zbv", "dualpipev")
 ODD = {"vocab_size": 90, "n_layers": 5}  # rows that don't divide by 4 shards: uneven and empty shards, uneven stages
@@ -46,6 +48,7 @@ def _case(
     reference: str = "base",
     *,
     dtype: str = "float32",
+    reduce: str = "float32",
     recompute: str = "none",
     every: int = 1,
     attn_backend: str = "sdpa",
@@ -56,6 +59,7 @@ def _case(
         "reference": reference,
         "model": REFERENCES[reference],
         "dtype": dtype,
+        "reduce": reduce,
         "recompute": recompute,
         "every": every,
         "attn_backend": attn_backend,
@@ -107,6 +111,8 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "pp2_stated_stages": _pipeline("interleaved_1f1b", "odd", pp=2, stage_split="1,2,1,1"),
         "tp2_bf16": _case(tp=2, dtype="bfloat16"),
         "tp2_z_loss": _case("z_loss", tp=2),
+        "dp2_reduce_bf16": _case(dtype="bfloat16", reduce="bfloat16"),
+        "dp2_zero1_reduce_bf16": _case(zero=1, reduce="bfloat16"),
         "pp2_recompute": _case(pp=2, recompute="full"),
         "pp2_recompute_every_other": _case(pp=2, recompute="selective", every=2),
         "tp2_varlen_chunked": _case("qwen", tp=2, attn_backend="varlen", chunk_tokens=5),
@@ -159,6 +165,8 @@ LONG: dict[int, dict[str, dict[str, Any]]] = {
     4: {
         "dp2_tp2_one_kv_head": _case("one_kv_head", tp=2),
         "cp4": _case(cp=4),
+        "replicate2_tp2_reduce_bf16": _case(tp=2, dp_replicate=2, dtype="bfloat16", reduce="bfloat16"),
+        "pp2_dp2_reduce_bf16": _pipeline("1f1b", pp=2, dtype="bfloat16", reduce="bfloat16"),
         "pp2_tp2_z_loss_chunked": _pipeline("1f1b", "z_loss", pp=2, tp=2, chunk_tokens=5),
         "dp2_cp2_z_loss": _case("z_loss", cp=2, zero=2),
         "pp2_cp2_zbv_a2a": _pipeline("zbv", pp=2, cp=2, cp_comm_type="a2a", chunk_tokens=3),
@@ -234,7 +242,7 @@ def _check_table(
 
 def _problems(case: Mapping[str, Any], row: Mapping[str, Any], reference_path: str) -> list[str]:
     reference = load_file(reference_path)
-    is_bf16 = case["dtype"] == "bfloat16"
+    is_bf16 = "bfloat16" in (case["dtype"], case["reduce"])
     loss_bound, gradient_bound = (BF16_LOSS_BOUND, BF16_GRADIENT_BOUND) if is_bf16 else (FP32_BOUND, FP32_BOUND)
     expected_loss = float(reference["loss"])
     expected_norm = math.sqrt(sum(float(reference[f"gradient/{name}"].square().sum()) for name in names_of(reference)))
@@ -250,6 +258,8 @@ def _problems(case: Mapping[str, Any], row: Mapping[str, Any], reference_path: s
         for name, error in row["gradient_errors"].items()
         if not error <= gradient_bound
     ]
+    if case["reduce"] == "bfloat16" and not max(row["gradient_errors"].values()) > SUMMED_NARROW:
+        problems.append("gradients were summed in more than bfloat16")
     if not abs(row["norm"] - expected_norm) <= gradient_bound * expected_norm:
         problems.append(f"gradient norm {row['norm']}, one process {expected_norm}")
     return problems

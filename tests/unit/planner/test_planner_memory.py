@@ -62,6 +62,13 @@ def test_zero_1_holds_six_bytes_and_twelve_over_n_with_several_micro_batches():
     assert held == 6 * PARAMETERS + 12 * PARAMETERS // 8 + 4 * (2 * 512 * 64 + 64)
 
 
+@pytest.mark.parametrize(("layout", "changes"), [(Layout(dp_shard=8), {"zero": 1}), (Layout(pp=2, dp_shard=2), {})])
+def test_gradients_that_are_whole_take_half_where_they_are_summed_in_two_bytes(layout, changes):
+    for wide, narrow in zip(of(layout, **changes), of(layout, **changes, reduce_bytes=2), strict=True):
+        assert narrow.gradients_bytes == wide.gradients_bytes // 2
+        assert wide.total_bytes - narrow.total_bytes == narrow.gradients_bytes
+
+
 def test_gradients_of_a_single_micro_batch_take_the_place_of_activations():
     (large,) = of(Layout(dp_shard=2), local_batch_size=32)
     (small,) = of(Layout(dp_shard=2), global_batch_size=2, seq_len=2)

@@ -57,7 +57,9 @@ def test_best_is_the_fastest_of_all_that_fit():
     assert search.best.tokens_per_s == pytest.approx(64 * 8192 / search.best.step.total_s)
 
 
-@pytest.mark.parametrize("changes", [{}, {"cpu_offload": True}, {"paging_bytes": 1 << 20}, {"optimizer": "muon"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"cpu_offload": True}, {"paging_bytes": 1 << 20}, {"optimizer": "muon"}, {"reduce_bytes": 2}]
+)
 def test_a_floor_of_the_states_never_exceeds_the_memory_that_is_counted(changes):
     task = a_task(LLAMA_70B, 64, 256)
     task = replace(task, run=replace(task.run, **changes))

@@ -34,12 +34,6 @@ def job_with(section: str, **changes: Any) -> Job:
 
 REFUSALS: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "dropout": ("model", {"args": {"dropout": 0.1}}, 1, "model.args.dropout is 0.1: expected 0"),
-    "bf16 reduce": (
-        "training",
-        {"mixed_precision_reduce": "bfloat16"},
-        1,
-        "training.mixed_precision_reduce is 'bfloat16': expected float32",
-    ),
 }
 
 
