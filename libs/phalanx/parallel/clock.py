@@ -111,13 +111,13 @@ class StepClock:
         """
         wait = dist.Work.wait
 
-        def timed(work: dist.Work, *args: Any, **kwargs: Any) -> Any:
+        def wait_for_peers(work: dist.Work, *args: Any, **kwargs: Any) -> Any:  # `gang.watch` knows it by its name
             if (self._inside and self._inside[-1] in WHOLE) or not self._blocks_computing():
                 return wait(work, *args, **kwargs)
             with self.part(Part.COMMUNICATION):
                 return wait(work, *args, **kwargs)
 
-        dist.Work.wait = timed  # type: ignore[method-assign, assignment]
+        dist.Work.wait = wait_for_peers  # type: ignore[method-assign, assignment]
         try:
             yield
         finally:

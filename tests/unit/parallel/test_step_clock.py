@@ -10,7 +10,9 @@ import torch
 import torch.distributed as dist
 
 from phalanx.core.step_parts import Part, StepParts
+from phalanx.gang.watch import waits_in_collective
 from phalanx.parallel.clock import StepClock
+from phalanx.trainer.watchdog import main_thread_stack
 
 CPU = torch.device("cpu")
 
@@ -176,6 +178,23 @@ def test_wait_of_another_thread_is_not_communication_and_waits_are_as_before_aft
         thread.join(10)
     assert dist.Work.wait is before
     assert clock.end_step() == StepParts.of({Part.REST: 1.0})
+
+
+@pytest.mark.parametrize("around", [Part.FORWARD, Part.DATA], ids=["measured", "of a part with its own"])
+def test_rank_in_a_wait_is_seen_to_wait_for_its_peers(
+    clock: StepClock, around: Part, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a hang would be blamed on whoever waits for the rank that hangs."""
+    stacks = []
+
+    def native_wait(_: object) -> None:  # torch's own is no frame of Python
+        stacks.append(main_thread_stack()[2:])
+
+    monkeypatch.setattr(dist.Work, "wait", native_wait)
+    with clock.counting_waits(), clock.part(around):
+        dist.Work.wait(None)  # type: ignore[arg-type]
+    ((innermost, *others),) = stacks
+    assert waits_in_collective((innermost, *others)) and not waits_in_collective(others)
 
 
 def test_parts_that_are_not_given_are_zero() -> None:
