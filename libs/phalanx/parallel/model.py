@@ -38,6 +38,7 @@ from phalanx.parallel.routing import Routing, window_weights
 from phalanx.parallel.schedules import stages_of
 from phalanx.parallel.sharding import (
     held_tensors,
+    local_of,
     materialise,
     prepare_blocks,
     reshard,
@@ -51,7 +52,7 @@ from phalanx.planner.job_search import model_shape, run_shape
 from phalanx.planner.stage_split import stage_layers
 from phalanx.spec import Job, Layout
 
-_DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
 class ParallelModel:
@@ -78,6 +79,7 @@ class ParallelModel:
         check_head(model, job.loss.chunk_tokens)
         self._chunk_tokens, self._z_loss = job.loss.chunk_tokens, job.loss.z_loss
         self.z_loss = torch.zeros((), device=self.device)
+        self.loss_scale = 1.0
         if self._chunk_tokens:
             assert isinstance(model, HasHead), "check_head refused it"
             model.detach_head()
@@ -189,13 +191,14 @@ class ParallelModel:
         return self._token_sum(output, targets, self.mesh.tp_group) / valid_tokens
 
     def _training_loss(self, output: Tensor, targets: Tensor, valid_tokens: int) -> Tensor:
-        """As `_loss`, and the z-loss of the job, which is counted apart as well."""
+        """As `_loss`, and the z-loss of the job, which is counted apart as well; all times `loss_scale`."""
         if not self._z_loss:
-            return self._loss(output, targets, valid_tokens)
+            loss = self._loss(output, targets, valid_tokens)
+            return loss if self.loss_scale == 1.0 else loss * self.loss_scale
         loss, squares = self._sums(output, targets)
         z_loss = self._z_loss * squares / valid_tokens
         self.z_loss += z_loss.detach()
-        return loss / valid_tokens + z_loss
+        return (loss / valid_tokens + z_loss) * self.loss_scale
 
     def _sums(self, output: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         group = self.mesh.tp_group
@@ -233,7 +236,8 @@ class ParallelModel:
             loss = self._step_without_pipeline(batch, valid_tokens)
         self._reshard()
         self.z_loss = self._counted(self.z_loss)
-        return self._counted(loss) - self.z_loss if self._z_loss else self._counted(loss)
+        loss = self._counted(loss) / self.loss_scale
+        return loss - self.z_loss if self._z_loss else loss
 
     def _step_without_pipeline(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
         total = torch.zeros((), device=self.device)
@@ -313,6 +317,8 @@ class ParallelModel:
         """
         if self._tied is not None:
             self._tied.give_gradients()
+        if self.loss_scale != 1.0:
+            self._unscale()
         if (group := self.mesh.tp_group) is None:
             return
         gradients = list(zip(self.gradients(), self._is_partial, self._copies, strict=True))
@@ -336,6 +342,11 @@ class ParallelModel:
         if not counted:
             return torch.zeros((), device=self.device)
         return torch.stack(torch._foreach_norm(counted)).square().sum().to(self.device)
+
+    def _unscale(self) -> None:
+        parameters = {id(part.parameter): part.parameter for part in self._parts}.values()
+        if given := [local_of(each.grad) for each in parameters if each.grad is not None]:
+            torch._foreach_mul_(given, 1 / self.loss_scale)
 
     def zero_gradients(self) -> None:
         """Drop every gradient."""

@@ -19,7 +19,7 @@ from phalanx.spec.unbuilt import refuse_unbuilt
 # Part of a GPU's memory that a layout may fill: estimates err, and allocators leave gaps.
 FILLED = 0.95
 MOE_SIZES = frozenset({"num_experts", "top_k", "expert_ffn_dim", "num_shared_experts"})  # what counts depend on
-_BYTES = {"bfloat16": 2, "float32": 4}
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def model_shape(job: Job) -> ModelShape:
@@ -71,6 +71,7 @@ def run_shape(job: Job) -> RunShape:
         compression_rank=job.gradient_compression.rank,
         paging_bytes=_paging_bytes(job),
         param_bytes=_BYTES[job.training.mixed_precision_param],
+        precision="fp16" if job.training.mixed_precision_param == "float16" else "bf16",
         reduce_bytes=_BYTES[job.training.mixed_precision_reduce],
     )
 

@@ -37,6 +37,6 @@ def update_s(model: ModelShape, run: RunShape, num_layers: int, chip: Chip, grou
     matrices = hidden_matrices(model)
     owned = math.ceil(num_layers * len(matrices) / group.ranks)
     mean_flops = sum(iteration_flops(*each) for each in matrices) / len(matrices)
-    precision = PRECISIONS["fp32" if run.precision in ("fp32", "fp16") else "bf16"]
+    precision = PRECISIONS["fp32" if run.param_bytes == 4 or run.precision == "fp16" else "bf16"]
     computed = owned * run.ns_steps * mean_flops / chip.product_rate(precision)
     return computed + all_reduce_s(4 * num_layers * sum(math.prod(each) for each in matrices), group)

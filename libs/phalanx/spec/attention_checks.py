@@ -98,6 +98,28 @@ def optimizer_findings(job: Job) -> Iterator[Finding]:
         )
 
 
+def float16_findings(job: Job) -> Iterator[Finding]:
+    """What a scaled loss, whose gradients may overflow at any step, can't be combined with."""
+    if job.training.mixed_precision_param != "float16":
+        return
+    name = "training.mixed_precision_param"
+    if isinstance(job.model.args, ModelArgs) and job.model.args.moe is not None:
+        yield Finding(
+            (name, "model.args.moe"),
+            "float16",
+            "bfloat16 or float32 with experts, whose loss of balance is added where the loss's scale is not known",
+            'set it to "bfloat16"',
+        )
+    if job.has_apart_replicas:
+        section = "local_updates" if job.local_updates.steps else "gradient_compression"
+        yield Finding(
+            (name, f"{section}.{'steps' if job.local_updates.steps else 'method'}"),
+            "float16",
+            f"bfloat16 or float32 beside {section}: replicas that overflow one by one would have scales of their own",
+            f'set it to "bfloat16", or remove {section}',
+        )
+
+
 def context_findings(job: Job, layout: Layout | None) -> Iterator[Finding]:
     """What the all-to-all of context parallelism can't deal out. Sizes that are still open (-1) are passed over."""
     args, parallel = job.model.args, job.parallel

@@ -7,7 +7,13 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from phalanx.spec.attention_checks import context_findings, kernel_findings, loss_findings, optimizer_findings
+from phalanx.spec.attention_checks import (
+    context_findings,
+    float16_findings,
+    kernel_findings,
+    loss_findings,
+    optimizer_findings,
+)
 from phalanx.spec.data_checks import data_findings
 from phalanx.spec.expert_checks import expert_findings
 from phalanx.spec.finding import Finding
@@ -43,7 +49,7 @@ def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
     findings += _pipeline(job, layout)
     findings += [*kernel_findings(job), *loss_findings(job), *context_findings(job, layout)]
     findings += replica_findings(job, layout)
-    findings += [*recompute_findings(job, layout), *optimizer_findings(job)]
+    findings += [*recompute_findings(job, layout), *optimizer_findings(job), *float16_findings(job)]
     findings += offload_findings(job)
     return findings
 

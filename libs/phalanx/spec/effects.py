@@ -10,6 +10,7 @@ from phalanx.spec.layout import Layout
 from phalanx.spec.model import ModelArgs
 from phalanx.spec.network import CHOOSES_INDEX, VARIABLES
 from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES
+from phalanx.spec.training import LOSS_SCALE_KEYS
 
 
 def without_effect(
@@ -41,7 +42,11 @@ Rule = tuple[bool, str, str]
 
 
 def _optimizer_rules(job: Job) -> Iterator[Rule]:
-    optimizer = job.optimizer
+    training, optimizer = job.training, job.optimizer
+    for name in LOSS_SCALE_KEYS:
+        is_set = getattr(training, name) != type(training).model_fields[name].default
+        reason = 'training.mixed_precision_param is not "float16"'
+        yield training.mixed_precision_param != "float16" and is_set, f"training.{name}", reason
     no_muon, reason = optimizer.name != "muon", 'optimizer.name is not "muon"'
     for name in ("momentum", "ns_steps"):
         default = type(optimizer).model_fields[name].default

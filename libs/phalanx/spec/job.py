@@ -18,7 +18,7 @@ from phalanx.spec.operation import Checkpoint, Deadlines, JobSection, Metrics, R
 from phalanx.spec.own import Code, Loss
 from phalanx.spec.parallel import ActivationCheckpoint, Cluster, Compile, Parallel
 from phalanx.spec.replicas import GradientCompression, LocalUpdates
-from phalanx.spec.training import LrScheduler, Optimizer, Training
+from phalanx.spec.training import LOSS_SCALE_KEYS, LrScheduler, Optimizer, Training
 
 IDENTITY_FORMAT = 1
 
@@ -115,6 +115,9 @@ class Job(Section):
             del chosen["loss"]["z_loss"]
         if not chosen["loss"]:
             del chosen["loss"]
+        if self.training.mixed_precision_param != "float16":
+            for name in LOSS_SCALE_KEYS:
+                del chosen["training"][name]
         if self.optimizer.name != "muon":
             del chosen["optimizer"]["momentum"], chosen["optimizer"]["ns_steps"]
         if self.optimizer.decayed == "matrices":

@@ -10,6 +10,7 @@ from phalanx.spec.keys import LARGEST_INTEGER, Mark, Section, key
 from phalanx.spec.own import OWN_PATTERN, require_json
 
 LEAST_OFFLOAD_GIB = 0.001
+LOSS_SCALE_KEYS = ("loss_scale_init", "loss_scale_growth", "loss_scale_backoff", "loss_scale_interval")
 
 
 class Training(Section):
@@ -24,14 +25,28 @@ class Training(Section):
     max_norm: float = key(
         Mark.IDENTITY, "Gradient norm above which gradients are scaled down; 0 never does.", 1.0, ge=0
     )
-    mixed_precision_param: Literal["bfloat16", "float32"] = key(
-        Mark.IDENTITY, "Type that weights have in forward and backward; masters are always float32.", "bfloat16"
+    mixed_precision_param: Literal["bfloat16", "float16", "float32"] = key(
+        Mark.IDENTITY,
+        "Type that weights have in forward and backward; masters are always float32. With float16 the loss is scaled.",
+        "bfloat16",
     )
     mixed_precision_reduce: Literal["float32", "bfloat16"] = key(
         Mark.IDENTITY,
         "Type in which gradients are summed: over ranks, and over micro-batches where they stay whole until the last "
         "one.",
         "float32",
+    )
+    loss_scale_init: float = key(
+        Mark.IDENTITY, "Factor on the loss at the first step of weights of float16.", 65536.0, ge=1, le=2.0**40
+    )
+    loss_scale_growth: float = key(
+        Mark.IDENTITY, "What the factor is multiplied by after enough finite steps.", 2.0, gt=1, le=65536.0
+    )
+    loss_scale_backoff: float = key(
+        Mark.IDENTITY, "What the factor is multiplied by where gradients overflowed.", 0.5, gt=0, lt=1
+    )
+    loss_scale_interval: int = key(
+        Mark.IDENTITY, "Finite steps in a row after which the factor grows.", 2000, unit="steps", gt=0
     )
     non_finite: Literal["skip", "stop"] = key(
         Mark.IDENTITY, "What all ranks do together at a non-finite gradient: skip the update, or stop.", "skip"

@@ -44,7 +44,7 @@ def train(session: Session) -> Ending:
 
 def steps(session: Session) -> Ending:
     """The loop of `train`."""
-    job, model, optimizer, saver = session.prepared.job, session.model, session.optimizer, session.saver
+    job, model, saver = session.prepared.job, session.model, session.saver
     clock, replicas = model.clock, session.replicas
     session.profiling.open()
     clock.start()
@@ -59,6 +59,7 @@ def steps(session: Session) -> Ending:
         with clock.part(Part.DATA):
             inputs = take(session)
         model.seed_step(session.step)
+        model.loss_scale = session.loss_scale.value
         with session.step_times.work(session.step):
             loss = model.forward_backward(inputs.batch, max(1, inputs.valid_tokens))
             with clock.part(Part.BACKWARD):
@@ -85,6 +86,7 @@ def steps(session: Session) -> Ending:
         session.recorder.add(result, inputs.windows.rows)
         session.step_times.tell(result, time.perf_counter() - agreed)
         tell(session, result, lr_factor * job.optimizer.lr, expert_counts, word.z_loss)
+        session.loss_scale.after(is_finite=word.is_finite)
         with clock.part(Part.EVALUATION):
             metrics = evaluate_when_due(session)
         waiting |= word.orders
@@ -98,7 +100,7 @@ def steps(session: Session) -> Ending:
                 saver.finish()
                 session.phases.enter("save", session.step)
                 notes = Notes(not is_ordered and saver.is_speculative(session.step), metrics)
-                saver.save(loader_state(session), plan.journal_digest, optimizer.counters(), notes)
+                saver.save(loader_state(session), plan.journal_digest, counters(session), notes)
         elif session.replicator is not None and not word.is_any_busy and not word.is_any_copying:
             with clock.part(Part.CHECKPOINT):
                 copy_when_due(session, session.replicator, plan, metrics)
@@ -130,6 +132,8 @@ def update(
             session.replicator.wait_captured()
     if word.is_finite:
         session.not_finite_since = None
+    elif is_overflow(session, word):
+        session.report("overflow", step=session.step, loss=word.loss, loss_scale=session.loss_scale.value)
     else:
         refuse_update(session, word)
     with clock.part(Part.OPTIMIZER):
@@ -142,10 +146,15 @@ def update(
         session.replicas.meet(session.step, session.last_step, applied=word.is_finite)
 
 
+def counters(session: Session) -> dict[str, int | float]:
+    """Scalars of the state after a step, beside its tensors."""
+    return {**session.optimizer.counters(), **session.loss_scale.counters()}
+
+
 def copy_when_due(session: Session, replicator: Replicator, plan: Plan, metrics: dict[str, float]) -> None:
     """A copy of the state in the memory of nodes, where one is due; no rank has a save or a copy under way."""
     if replicator.due(session.step):
-        schedule = session.optimizer.counters()
+        schedule = counters(session)
         session.saver.copy(replicator, loader_state(session), plan.journal_digest, schedule, metrics)
 
 
@@ -230,6 +239,13 @@ def agree(session: Session, loss: torch.Tensor, square_sum: torch.Tensor) -> Wor
     return Word(loss_sum, norms, joined, busy > 0, copying > 0, z_loss, int(profile))
 
 
+def is_overflow(session: Session, step: Word | StepResult) -> bool:
+    """Whether no more is wrong with a step than that its gradients overflowed under a scaled loss: a lower scale
+    follows.
+    """
+    return session.loss_scale.may_fall and math.isfinite(step.loss) and not math.isfinite(step.gradient_norm)
+
+
 def refuse_update(session: Session, word: Word) -> None:
     """All ranks saw the same non-finite step: by the job's policy they leave its update out, end, or go back."""
     session.report("non_finite", step=session.step, loss=repr(word.loss), gradient_norm=repr(word.gradient_norm))
@@ -270,8 +286,12 @@ class RolledBack(RuntimeError):
 
 
 def tell(session: Session, result: StepResult, lr: float, expert_counts: torch.Tensor | None, z_loss: float) -> None:
-    """One progress event from rank 0; finite numbers only, as JSON has no others. expert_counts: of the step."""
+    """One progress event from rank 0; finite numbers only, as JSON has no others. expert_counts: of the step. A step
+    whose gradients overflowed has its own event: whoever watches would take it for one that is not finite.
+    """
     job = session.prepared.job
+    if is_overflow(session, result):
+        return
     if session.rank == 0 and (result.step % job.metrics.log_freq == 0 or result.step == session.last_step):
         tokens = job.training.global_batch_size * job.training.seq_len
         session.report(
@@ -285,6 +305,7 @@ def tell(session: Session, result: StepResult, lr: float, expert_counts: torch.T
             data_wait_s=result.parts.data_wait_s,
             parts=asdict(result.parts),
             **({"replica_bytes_per_token": bytes_per_token(session, tokens)} if job.has_apart_replicas else {}),
+            **({"loss_scale": session.model.loss_scale} if session.loss_scale.is_dynamic else {}),
             **({"z_loss": z_loss if math.isfinite(z_loss) else None} if job.loss.z_loss else {}),
             **({"epochs": session.epochs()} if job.data.is_mixture else {}),
             **({"expert_load": asdict(ExpertLoad.of(expert_counts))} if expert_counts is not None else {}),

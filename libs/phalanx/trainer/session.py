@@ -31,6 +31,7 @@ from phalanx.trainer.control import Control, Opening
 from phalanx.trainer.evaluator import Evaluator
 from phalanx.trainer.feed import BatchShape, Feed, advanced
 from phalanx.trainer.local_updates import NUM_ROUNDS, OUTER_MOMENT
+from phalanx.trainer.loss_scale import LossScale
 from phalanx.trainer.mixing import JobReading
 from phalanx.trainer.optimizer import Optimizer, optimizer_of
 from phalanx.trainer.phases import Phases
@@ -74,6 +75,7 @@ class Session:
     step: int
     reading: JobReading
     profiling: Profiling
+    loss_scale: LossScale
     replicator: Replicator | None = None
     not_finite_since: int | None = None
 
@@ -148,10 +150,12 @@ def build_session(
     model = ParallelModel(job, layout, mesh, device, initialise=parent is None or bool(job.checkpoint.partial))
     link = ReplicaLink(mesh.replica_group)
     optimizer = optimizer_of(job, model.parameters(), link, mesh)
+    loss_scale = LossScale(job.training)
     if parent is not None:
         phases.enter("restore", start_step)
         source = keeper.source(store, parent.ref) if keeper is not None else None
         _restore(parent, control, source.store if source is not None else store, job, model, optimizer, report)
+        loss_scale.resume(parent.schedule)
         if source is not None:
             told = source.told()
             LOG.info("of %s: %s", parent.ref, ", ".join(f"{name} {value}" for name, value in told.items() if value))
@@ -184,6 +188,7 @@ def build_session(
         step=start_step,
         reading=reading,
         profiling=Profiling(Profiles(store), rank, opening.attempt, device),
+        loss_scale=loss_scale,
         replicator=_replicator(job, rank, keeper, lambda: state_of(model, optimizer)),
     )
 

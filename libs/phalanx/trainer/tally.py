@@ -45,7 +45,7 @@ class Tally:
                 self.eval_loss = event.fields["loss"]
             case "committed":
                 self.checkpoints += 1
-            case "non_finite" if event.rank == 0:
+            case "non_finite" | "overflow" if event.rank == 0:
                 self.skipped_updates += 1
             case "incident":
                 who = "the gang" if event.fields["rank"] is None else f"rank {event.fields['rank']}"

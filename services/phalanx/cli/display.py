@@ -65,6 +65,12 @@ class RunDisplay:
                     f"step {fields['step']}: loss {fields['loss']}, norm {fields['gradient_norm']}: update left out",
                     "yellow",
                 )
+            case "overflow" if event.rank == 0:
+                self._say(
+                    f"step {fields['step']}: gradients overflowed at a loss scale of {fields['loss_scale']:g}: "
+                    "update left out, a lower scale follows",
+                    "yellow",
+                )
             case "incident":
                 where = f" at {fields['where']}" if fields["where"] else ""
                 after = "the next attempt follows" if fields["retry"] else "no further attempt"

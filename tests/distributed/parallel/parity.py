@@ -30,6 +30,7 @@ from phalanx.parallel.initialise import fill
 from phalanx.spec import Job, Layout, parse_job
 
 SEQ_LEN, NUM_WINDOWS, SEED = 16, 8, 5
+LOSS_SCALE = 1024.0
 MODEL = {"dim": 32, "n_layers": 4, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 48, "vocab_size": 96}
 
 
@@ -165,6 +166,7 @@ def run_job(job: Job, world_size: int, vocab_size: int, reference_path: str) -> 
     reference, layout = load_file(reference_path), layout_of(job, world_size)
     mesh = build_mesh(layout, "cpu", schedule=job.parallel.schedule)
     model = ParallelModel(job, layout, mesh, "cpu")
+    model.loss_scale = LOSS_SCALE if job.training.mixed_precision_param == "float16" else 1.0
     divisor = multiple_of(job.parallel.schedule, layout.pp)
     batch, valid_tokens = slot_batch(mesh.dp_rank, mesh.dp_size, job.parallel.local_batch_size, divisor, vocab_size)
     losses = []

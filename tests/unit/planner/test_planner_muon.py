@@ -27,13 +27,13 @@ LLAMA_8B = ModelShape(dim=4096, n_layers=32, n_heads=32, n_kv_heads=8, ffn_dim=1
 RUN = RunShape(seq_len=8192, global_batch_size=128, zero=1)
 
 
-def job_of(**optimizer: object) -> Job:
+def job_of(param: str = "bfloat16", **optimizer: object) -> Job:
     return parse_job(
         {
             "job": {"name": "muon", "storage": "memory://muon"},
             "model": {"preset": "tiny"},
             "data": {"train": "memory://muon/train"},
-            "training": {"seq_len": 8, "steps": 1, "global_batch_size": 8},
+            "training": {"seq_len": 8, "steps": 1, "global_batch_size": 8, "mixed_precision_param": param},
             "optimizer": {"lr": 0.01, **optimizer},
         }
     )
@@ -72,6 +72,16 @@ def test_each_rank_computes_its_share_and_all_wait_for_whole_matrices() -> None:
     sent = 4 * 32 * sum(rows * columns for rows, columns in hidden_matrices(LLAMA_8B))
     assert two == pytest.approx(one / 2 + sent / where.gpu.nvlink_gbps / 1e9, rel=1e-3)
     assert update_s(LLAMA_8B, RUN, 32, chip, where.group(2, 1)) == 0
+
+
+@pytest.mark.parametrize(("param", "precision"), [("bfloat16", "bf16"), ("float16", "fp32"), ("float32", "fp32")])
+def test_operations_run_in_bfloat16_beside_such_weights_alone(param: str, precision: str) -> None:
+    job, where = job_of(param, name="muon"), cluster("H100")
+    chip = Chip(where.gpu, software(), PRECISIONS["bf16"])
+    model = model_shape(job)
+    total = sum(5 * model.n_layers * iteration_flops(*each) for each in hidden_matrices(model))
+    found = update_s(model, run_shape(job), model.n_layers, chip, where.group(1, 1))
+    assert found == pytest.approx(total / chip.product_rate(PRECISIONS[precision]))
 
 
 def test_step_with_muon_is_longer_by_its_optimizer_alone() -> None:

@@ -92,6 +92,32 @@ EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "
             "optimizer.name",
             "adamw beside gradient_compression",
         ),
+        (
+            {"training__mixed_precision_param": "float16", "model": EXPERTS},
+            None,
+            "training.mixed_precision_param",
+            "bfloat16 or float32 with experts",
+        ),
+        (
+            {
+                "training__mixed_precision_param": "float16",
+                "local_updates__steps": 4,
+                "parallel__dp_replicate": 2,
+            },
+            2,
+            "training.mixed_precision_param",
+            "bfloat16 or float32 beside local_updates",
+        ),
+        (
+            {
+                "training__mixed_precision_param": "float16",
+                "gradient_compression": {"method": "powersgd"},
+                "parallel": {"dp_replicate": 2},
+            },
+            2,
+            "training.mixed_precision_param",
+            "bfloat16 or float32 beside gradient_compression",
+        ),
         ({"loss": {"fn": "mine:loss", "z_loss": 1e-4}}, None, "loss.z_loss", "0 beside loss.fn"),
         ({"loss": {"fn": "mine:loss", "chunk_tokens": 8}}, None, "loss.chunk_tokens", "0 beside loss.fn"),
         (

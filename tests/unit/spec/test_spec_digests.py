@@ -62,6 +62,7 @@ def test_identity_ignores_what_does_not_make_the_run(changes):
         {"model__args": {"rope_scaling": {"type": "linear", "factor": 2.0}}},
         {"data__document_mask": False},
         {"training__mixed_precision_param": "float32"},
+        {"training__mixed_precision_param": "float16"},
         {"training__steps": 80},
         {"lr_scheduler__decay_type": "none"},
         {"lr_scheduler__decay_type": "sqrt"},

@@ -35,7 +35,11 @@ def problems_of(raw, world_size=None):
         ({"job__storage": "/srv/runs"}, "job.storage", "file:///absolute/folder"),
         ({"data__train": "file://relative"}, "data.train", "file:///absolute/folder"),
         ({"data__train_digest": "sha256:12"}, "data.train_digest", "64 hexadecimal digits"),
-        ({"training__mixed_precision_param": "fp8"}, "training.mixed_precision_param", "'bfloat16' or 'float32'"),
+        (
+            {"training__mixed_precision_param": "fp8"},
+            "training.mixed_precision_param",
+            "'bfloat16', 'float16' or 'float32'",
+        ),
         ({"parallel__zero": 4}, "parallel.zero", "1, 2 or 3"),
         ({"parallel__schedule": "pipedream"}, "parallel.schedule", "'interleaved_zero_bubble'"),
         ({"parallel__stage_split": "1,,2"}, "parallel.stage_split", "cost, even, or layers of each stage as 9,9,8,6"),
