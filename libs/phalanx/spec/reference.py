@@ -3,7 +3,7 @@ it is stale."""
 
 from __future__ import annotations
 
-import sys
+import argparse
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -107,4 +107,6 @@ def write(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    write(Path(sys.argv[1]) if len(sys.argv) > 1 else DEFAULT_PATH)
+    parser = argparse.ArgumentParser("python -m phalanx.spec.reference", description="Writes the page of all keys.")
+    parser.add_argument("path", type=Path, nargs="?", default=DEFAULT_PATH)
+    write(parser.parse_args().path)
