@@ -42,7 +42,9 @@ MODEL = {
     "vocab_size": VOCAB_SIZE,
 }
 DEADLINE_S = 600.0
-_PEERS_PYTHON = str(Path(__file__).parents[2] / ".venv-peers" / "bin" / "python")
+_ROOT = Path(__file__).resolve().parents[2]
+_PEERS_PYTHON = str(_ROOT / ".venv-peers" / "bin" / "python")
+_IMPORTS = os.pathsep.join(str(_ROOT / name) for name in ("libs", "services"))  # of the model, which is ours
 PEERS = {
     "bare": (sys.executable, "bare.py"),
     "transformers": (_PEERS_PYTHON, "transformers_peer.py"),
@@ -128,7 +130,12 @@ def theirs(peer: str, folder: Path, ranks: int, steps: int) -> float:
     python, script = PEERS[peer]
     command = [python, str(Path(__file__).with_name(script)), str(settings), str(folder / "tokens.bin")]
     command.append(str(folder / f"{run}-rendezvous"))
-    meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meeting = {
+        "PYTHONPATH": _IMPORTS,
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
     environs = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **meeting} for rank in range(ranks)]
     others = [
         subprocess.Popen(command, env=os.environ | environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
