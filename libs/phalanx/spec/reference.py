@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from phalanx.core.files import write_output
 from phalanx.spec.changes import When, when
 from phalanx.spec.job import Job
 from phalanx.spec.keys import KeyInfo, walk_sections
@@ -101,9 +102,7 @@ def _names(keys: Iterable[KeyInfo]) -> str:
 
 def write(path: Path) -> None:
     """Replaces the page in one step."""
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(reference(), encoding="utf-8")
-    unfinished.replace(path)
+    write_output(path, reference().encode())
 
 
 if __name__ == "__main__":

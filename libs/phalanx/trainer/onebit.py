@@ -21,7 +21,7 @@ from torch import Tensor
 from phalanx.core.box import HeldTensor
 from phalanx.parallel.replicas import ReplicaLink
 from phalanx.spec import Job
-from phalanx.trainer.optimizer import Optimizer
+from phalanx.trainer.optimizer import Optimizer, clip_factor
 
 BLOCK, BITS = 64, 8
 NUM_FROZEN = "num_variance_updates"
@@ -124,7 +124,7 @@ class OneBitAdam(Optimizer):
             super().update(gradients, gradient_norm, lr_factor)
             self.num_variance_updates += 1
             return
-        scale = min(1.0, self._max_norm / (gradient_norm + 1e-6)) if self._max_norm > 0 else 1.0
+        scale = clip_factor(gradient_norm, self._max_norm)
         self._update_by_signs(gradients, scale, self._peak_lr * lr_factor)
         self.num_updates += 1
 

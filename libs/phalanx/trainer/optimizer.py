@@ -133,9 +133,14 @@ def is_inside(name: str) -> bool:
     return name.startswith("layers.")
 
 
+def clip_factor(gradient_norm: float, max_norm: float) -> float:
+    """What clipping multiplies gradients with: min(1, max_norm / norm); with a `max_norm` of 0 always 1."""
+    return min(1.0, max_norm / (gradient_norm + 1e-6)) if max_norm > 0 else 1.0
+
+
 def clip(gradients: Sequence[torch.Tensor | None], gradient_norm: float, max_norm: float) -> None:
     """Scales all gradients in place by min(1, max_norm / norm); with a `max_norm` of 0 never."""
-    scale = min(1.0, max_norm / (gradient_norm + 1e-6)) if max_norm > 0 else 1.0
+    scale = clip_factor(gradient_norm, max_norm)
     if scale < 1.0 and (given := [each for each in gradients if each is not None and each.numel()]):
         torch._foreach_mul_(given, scale)
 

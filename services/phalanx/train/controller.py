@@ -17,7 +17,7 @@ from typing import Final
 
 from phalanx.api.agent.v1 import record_pb2
 from phalanx.core.errors import OutsideError, PhalanxError
-from phalanx.lineage.events import Cause, EventType, JobEvent, JobState
+from phalanx.lineage.events import Cause, JobEvent, JobState
 from phalanx.lineage.registry import JobName
 from phalanx.rpc.tokens import Authority, Role
 from phalanx.spec import Job as Spec
@@ -43,6 +43,7 @@ from phalanx.train.decide import (
 from phalanx.train.launch.base import Check, GangKey, GangState, Launcher, Node, StartGang, To
 from phalanx.train.placement import Demand
 from phalanx.train.replicas import NodeMemory
+from phalanx.train.reports import commit_draft, damage_draft
 from phalanx.train.shares import capacities, demand_of, order_of_start, prepared_demand, shares_of
 from phalanx.train.states import ACTIVE, Intent, Job, Preparation, Start
 
@@ -134,39 +135,15 @@ class Controller:
             return
         for record in records:
             if record.WhichOneof("event") == "committed":
-                self._record_commit(name, record.committed.attempt, record.committed.step)
+                self._book.change(name, partial(commit_draft, record.committed.attempt, record.committed.step))
             if record.WhichOneof("event") == "damaged":
-                self._record_damage(name, record)
+                self._book.change(name, partial(damage_draft, record))
         if self._deaths.take(key, node_id, records):
             self._wake.set()
         if any(record.WhichOneof("event") in STARTING_EVENTS for record in records):
             self._run(name).reported = key.attempt
             if job.state is JobState.STARTING:
                 self._wake.set()
-
-    def _record_commit(self, name: JobName, attempt: int, step: int) -> None:
-        def decision(job: Job) -> Draft | None:
-            known = job.checkpoint
-            is_known = known is not None and (known.attempt, known.step) >= (attempt, step)
-            is_new = attempt == job.attempt and not is_known
-            return Draft(Record(EventType.COMMITTED, attempt, step)) if is_new else None
-
-        self._book.change(name, decision)
-
-    def _record_damage(self, name: JobName, record: record_pb2.Record) -> None:
-        told = record.damaged
-        request_id = f"damaged/{record.attempt}/{told.what}"
-        kind = "bad_checkpoint" if told.what.startswith("attempt ") else "bad_shard"
-        cause = Cause(kind, f"{told.what}: {told.why}", rank=record.rank)
-        data = {"action": "notify", "first_step": 0, "last_step": 0}
-
-        def decision(job: Job) -> Draft | None:
-            if request_id in job.requests:
-                return None
-            record_ = Record(EventType.INCIDENT, job.attempt, cause=cause, message=cause.message, data=data)
-            return Draft(record_, request_id=request_id)
-
-        self._book.change(name, decision)
 
     def waits(self, name: JobName) -> str:
         """What the job waits for, in one line."""
