@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
 from phalanx.parallel import ParallelModel, SlotBatch, build_mesh
+from phalanx.parallel.replicas import ReplicaLink
 from phalanx.planner import rank_memory
 from phalanx.planner.job_search import model_shape, run_shape
 from phalanx.spec import Job, parse_job
@@ -85,7 +86,7 @@ def peak(job: Job) -> int:
 def _train(job: Job) -> None:
     layout = job.layout(1)
     model = ParallelModel(job, layout, build_mesh(layout, "cpu", schedule=job.parallel.schedule), "cpu")
-    optimizer = optimizer_of(job, model.parameters())
+    optimizer = optimizer_of(job, model.parameters(), ReplicaLink(None))
     tokens = torch.zeros(NUM_WINDOWS, SEQ_LEN, dtype=torch.long)
     positions = torch.arange(SEQ_LEN).expand_as(tokens)
     slots = NUM_WINDOWS // job.parallel.local_batch_size
