@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import NoReturn, Self
 
 from phalanx.agent import preparing, records
 from phalanx.agent.access import ACCESS
@@ -60,6 +60,7 @@ class Agent:
 
     def __init__(self, config: ServiceConfig, entry: str = ENTRY, preload: Sequence[str] = PRELOAD) -> None:
         self._config, self._options = config, config.option_table(Options)
+        self._check_options()
         self._options.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.node_id, self.inventory = node_id(self._options), take_inventory(self._options)
         self._instance_id = secrets.token_hex(8)
@@ -86,6 +87,7 @@ class Agent:
             self._options.state_dir / "ranks",
             self._uplink.put,
             Exports(self._monitor(config)),
+            self._options.max_log_bytes,
         )
         self._socket = socket_path(self._options)
         self._keeper = self._kept_in_memory(credentials)
@@ -159,14 +161,14 @@ class Agent:
         except OSError as error:
             LOG.error("the end cannot be told: %s", error)
 
+    def _check_options(self) -> None:
+        fraction, log_bytes = self._options.replica_fraction, self._options.max_log_bytes
+        if not 0 <= fraction <= 1:
+            _refuse("replica_fraction", fraction, "from 0 to 1")
+        if log_bytes < 0:
+            _refuse("max_log_bytes", log_bytes, "a number of bytes, or 0 for no bound")
+
     def _kept_in_memory(self, credentials: Credentials) -> ReplicaKeeper | None:
-        if not 0 <= self._options.replica_fraction <= 1:
-            raise PhalanxError(
-                "options.replica_fraction",
-                value=self._options.replica_fraction,
-                expected="from 0 to 1",
-                remedy="correct or leave it out",
-            )
         max_bytes = int(self._options.replica_fraction * self.inventory.memory_bytes)
         if max_bytes and not self._config.security.token_key.exists():
             LOG.warning("steps of jobs are not kept in memory: %s is missing", self._config.security.token_key)
@@ -189,6 +191,10 @@ class Agent:
     def _acknowledged(self, report: Numbered[Item]) -> None:
         for item in report.items:
             self._node.acknowledged(GangKey(report.job, report.attempt), item)
+
+
+def _refuse(key: str, value: float, expected: str) -> NoReturn:
+    raise PhalanxError(f"options.{key}", value=value, expected=expected, remedy="correct or leave it out")
 
 
 def socket_path(options: Options) -> Path:

@@ -15,6 +15,7 @@ from phalanx.agent import preparing, records
 from phalanx.agent.attempts import Attempt
 from phalanx.agent.facts import JobFacts
 from phalanx.agent.gangs import GangKey
+from phalanx.agent.log_bound import refuse_removed
 from phalanx.agent.logs import read_chunk
 from phalanx.agent.node import CHECKPOINT_SIGNAL, STOP_SIGNAL, Node
 from phalanx.agent.orders import OrderBook
@@ -168,6 +169,7 @@ class Executor:
         asked = order.read_log
         folder = self._node.log_folder(order.job, order.attempt)
         attempt = int(folder.name.partition("-")[2] or 0)
+        refuse_removed(folder, attempt)
         held = self._node.gang(GangKey(order.job, attempt))  # asked before the log is read: what comes after is in it
         chunk = read_chunk(folder / f"rank{asked.rank}.log", asked.offset, asked.max_bytes)
         complete = held is None and chunk.offset + len(chunk.data) >= chunk.size

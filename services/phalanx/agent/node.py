@@ -20,6 +20,7 @@ from phalanx.agent.ending import Killed
 from phalanx.agent.exports import Exports
 from phalanx.agent.facts import JobFacts
 from phalanx.agent.gangs import GangKey, HeldGang
+from phalanx.agent.log_bound import bound_logs
 from phalanx.agent.outbox import Waiting
 from phalanx.agent.servers import ForkServers
 from phalanx.agent.slots import Slots
@@ -39,7 +40,8 @@ LOG = logging.getLogger(__name__)
 class Node:
     """The gangs of this node. Safe from any thread.
 
-    tell: takes what must reach train. folder: of the logs of ranks. exports: take the figures of rank 0.
+    tell: takes what must reach train. folder: of the logs of ranks. exports: take the figures of rank 0. max_log_bytes:
+    that those logs may take when a gang starts; 0: without bound.
     """
 
     def __init__(
@@ -51,9 +53,10 @@ class Node:
         folder: Path,
         tell: Callable[[Waiting[Item]], None],
         exports: Exports,
+        max_log_bytes: int = 0,
     ) -> None:
         self.node_id, self.attempts = node_id, attempts
-        self._servers, self._slots, self._folder = servers, slots, folder
+        self._servers, self._slots, self._folder, self._max_log_bytes = servers, slots, folder, max_log_bytes
         self._tell, self._exports = tell, exports
         self._lock = threading.Condition()
         self._starting: set[GangKey] = set()
@@ -101,6 +104,7 @@ class Node:
             self._starting.add(key)
         try:
             self._make_way(key)
+            self._bound_logs()
             held = self._hold(attempt, self._forked(attempt, order, code_digest, facts), facts)
         finally:
             with self._lock:
@@ -148,6 +152,12 @@ class Node:
                 raise kind(str(key), expected=f"newer than {held.key}", remedy="nothing: the newest attempt goes on")
             self.supersede(held.key, f"attempt {key.attempt} starts")
             self._await_end(held, 0.0)
+
+    def _bound_logs(self) -> None:
+        if self._max_log_bytes:
+            with self._lock:
+                keys = [*self._gangs, *self._starting]
+            bound_logs(self._folder, self._max_log_bytes, {self.log_folder(key.job, key.attempt) for key in keys})
 
     def end(self, key: GangKey, grace_s: float, because: Cause | None = None) -> None:
         """Ends the ranks of an attempt; returns when they are gone, or never come. Raises OutsideError where they don't

@@ -17,7 +17,8 @@ class Options:
     where the node stands in the network; empty where unknown. socket: path of the Unix socket for ranks; empty: in
     `state_dir`. stop_grace_s: for ranks to commit when the agent is told to end, where that is shorter than
     the job's own grace; 0: always that. replica_fraction: of main memory, the most that is taken to keep steps of
-    jobs for other nodes and its own; 0: none, and other nodes have nothing to call here.
+    jobs for other nodes and its own; 0: none, and other nodes have nothing to call here. max_log_bytes: that the logs
+    of ranks may take when a gang starts (those of the attempts that ended first are removed); 0: without bound.
     """
 
     state_dir: Path
@@ -33,3 +34,4 @@ class Options:
     max_waiting_records: int = 20_000
     prepare_deadline_s: float = 300.0
     replica_fraction: float = 0.25
+    max_log_bytes: int = 10 << 30

@@ -6,9 +6,10 @@ import os
 import signal
 from pathlib import Path
 
-from agent_kit import JOB, is_alive, wait_until
+from agent_kit import ENTRY, JOB, is_alive, wait_until
 from support.jobs import write_job
 
+from phalanx.agent.agent import Agent
 from phalanx.api.agent.v1 import agent_service_pb2 as pb
 from phalanx.api.agent.v1 import record_pb2
 from phalanx.spec import load_job
@@ -194,6 +195,20 @@ def test_agent_log_is_read_piece_by_piece_to_its_end(world, agent):
     assert (rest.data, rest.offset, rest.complete) == (b"says goodbye\n", 7, True)
     last = world.train.ask(read_log=pb.ReadLog(rank=1, offset=-4)).log_chunk
     assert (last.data, last.offset) == (b"bye\n", 16)
+
+
+def test_agent_says_why_the_log_of_an_old_attempt_is_not_there(world):
+    options = world.agent_config(stop_grace_s=0.5, max_log_bytes=1)
+    with Agent(options, entry=ENTRY, preload=()) as agent:
+        wait_until(lambda: world.train.hellos, 10.0, "the agent's hello")
+        world.start_gang("train", steps=1)
+        world.train.wait_ended()
+        wait_until(lambda: not agent.held(), 5.0, "the gang is gone")
+        assert world.train.ask(read_log=pb.ReadLog(rank=1)).log_chunk.data == b"rank 1 says goodbye\n"
+        world.start_gang("wait_deaf", attempt=2)
+        answer = world.train.ask(read_log=pb.ReadLog(rank=1))
+        assert "attempt 1 had to go" in answer.failure.cause.message
+        assert not world.train.ask(attempt=2, read_log=pb.ReadLog(rank=1)).HasField("failure")
 
 
 def test_agent_log_of_a_living_rank_is_never_complete(world, agent):
