@@ -28,6 +28,7 @@ from phalanx.parallel.clock import StepClock
 from phalanx.parallel.collectives import sum_parts
 from phalanx.parallel.context import ContextShare
 from phalanx.parallel.expert import cut_experts
+from phalanx.parallel.float8 import narrow_stages
 from phalanx.parallel.initialise import fill
 from phalanx.parallel.loss import chunked_sums, token_sums
 from phalanx.parallel.mesh import Mesh
@@ -96,6 +97,8 @@ class ParallelModel:
         for stage, own in zip(self.stages, slices, strict=True):
             cut_experts(stage, own, mesh)
         self._context = self._share_windows(job)
+        if job.training.float8_recipe != "none":
+            narrow_stages(self.stages, slices, job.training.float8_recipe, self.device)
         for stage in self.stages:
             if self.device.type == "cpu":
                 widen_linears(stage)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from phalanx.core.box import Box, whole
 from phalanx.core.errors import PhalanxError
-from phalanx.models.experts import Experts, Router
+from phalanx.models.experts import Experts, Product, Router
 from phalanx.models.protocol import HasParallelPlan, KeyValueHeads, Style
 from phalanx.parallel.collectives import gather_sequence, scatter_sequence_sum
 from phalanx.parallel.precision import linear
@@ -30,10 +30,11 @@ class RowwiseLinear(nn.Linear):
     """Linear on local input features [B, S, I / n]; gives the sum over ranks, scattered: [B, S / n, O]."""
 
     group: dist.ProcessGroup
+    product: Product = staticmethod(linear)
 
     def forward(self, input: Tensor) -> Tensor:
         """The bias, if any, is whole on each rank and added after the sum."""
-        y: Tensor = scatter_sequence_sum(linear(input, self.weight), self.group)
+        y: Tensor = scatter_sequence_sum(self.product(input, self.weight), self.group)
         return y if self.bias is None else y + self.bias
 
 

@@ -71,9 +71,14 @@ def run_shape(job: Job) -> RunShape:
         compression_rank=job.gradient_compression.rank,
         paging_bytes=_paging_bytes(job),
         param_bytes=_BYTES[job.training.mixed_precision_param],
-        precision="fp16" if job.training.mixed_precision_param == "float16" else "bf16",
+        precision=_precision(job),
         reduce_bytes=_BYTES[job.training.mixed_precision_reduce],
     )
+
+
+def _precision(job: Job) -> str:
+    recipes = {"none": "bf16", "tensorwise": "fp8-current", "rowwise": "fp8-rowwise"}
+    return "fp16" if job.training.mixed_precision_param == "float16" else recipes[job.training.float8_recipe]
 
 
 def _paging_bytes(job: Job) -> int:
@@ -98,8 +103,9 @@ def new_search(
 ) -> Search:
     """The search over a job's model and batch on `gpus` GPUs of its kind, within what the trainer runs. gpus_per_node:
     where it is another number than the job's."""
-    # The backward of what is compiled or selectively recomputed can't be split.
+    # The backward of what is compiled, selectively recomputed or in fp8 can't be split.
     splits = not job.compile.enable and job.activation_checkpoint.mode != "selective"
+    splits = splits and job.training.float8_recipe == "none"
     refused = () if splits else ZERO_BUBBLE_SCHEDULES
     task = Task(
         model=model,

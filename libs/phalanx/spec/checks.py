@@ -17,6 +17,7 @@ from phalanx.spec.attention_checks import (
 from phalanx.spec.data_checks import data_findings
 from phalanx.spec.expert_checks import expert_findings
 from phalanx.spec.finding import Finding
+from phalanx.spec.float8_checks import float8_findings
 from phalanx.spec.keys import LARGEST_INTEGER, bound_text
 from phalanx.spec.layout import Layout, window_parts
 from phalanx.spec.model import ROPE_SCALING_KEYS, ModelArgs
@@ -50,7 +51,7 @@ def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
     findings += [*kernel_findings(job), *loss_findings(job), *context_findings(job, layout)]
     findings += replica_findings(job, layout)
     findings += [*recompute_findings(job, layout), *optimizer_findings(job), *float16_findings(job)]
-    findings += offload_findings(job)
+    findings += [*offload_findings(job), *float8_findings(job, layout)]
     return findings
 
 

@@ -142,7 +142,7 @@ SAME_MEANING: Mapping[str, str] = MappingProxyType(
         "fp16": "training.mixed_precision_param",
         "precision": "training.mixed_precision_param",
         "mixed_precision": "training.mixed_precision_param",
-        "fp8": "training.mixed_precision_param",
+        "fp8": "training.float8_recipe",
         "debug.seed": "training.seed",
         "debug.deterministic": "training.deterministic",
         "deterministic_mode": "training.deterministic",

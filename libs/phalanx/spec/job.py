@@ -118,6 +118,8 @@ class Job(Section):
         if self.training.mixed_precision_param != "float16":
             for name in LOSS_SCALE_KEYS:
                 del chosen["training"][name]
+        if self.training.float8_recipe == "none":
+            del chosen["training"]["float8_recipe"]
         if self.optimizer.name != "muon":
             del chosen["optimizer"]["momentum"], chosen["optimizer"]["ns_steps"]
         if self.optimizer.decayed == "matrices":

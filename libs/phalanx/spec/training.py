@@ -36,6 +36,12 @@ class Training(Section):
         "one.",
         "float32",
     )
+    float8_recipe: Literal["none", "tensorwise", "rowwise"] = key(
+        Mark.IDENTITY,
+        "How the linear products of the layers are computed in fp8 (needs `phalanx[fp8]`): not at all, with one scale "
+        "for each tensor, or with one for each of its rows; weights are then bfloat16.",
+        "none",
+    )
     loss_scale_init: float = key(
         Mark.IDENTITY, "Factor on the loss at the first step of weights of float16.", 65536.0, ge=1, le=2.0**40
     )

@@ -36,6 +36,7 @@ def _check_model(job: Job, layout: Layout) -> None:
     """By the rules of `parallel`, told with the keys of the job file."""
     from phalanx.models.protocol import HasHead, HasParallelPlan
     from phalanx.parallel.build import build_on_meta, check_head, check_layout, user_class
+    from phalanx.parallel.float8 import require_linears
     from phalanx.parallel.tensor import check_plan
 
     try:
@@ -46,6 +47,8 @@ def _check_model(job: Job, layout: Layout) -> None:
         check_head(model, job.loss.chunk_tokens)
         if job.optimizer.name == "muon":
             _check_hidden(model)
+        if job.training.float8_recipe != "none":
+            require_linears(model)
         if layout.pp > 1:
             if job.loss.chunk_tokens:
                 assert isinstance(model, HasHead), "check_head refused it"

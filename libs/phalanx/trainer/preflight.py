@@ -7,6 +7,7 @@ JSON.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import uuid
 from collections.abc import Mapping
@@ -101,6 +102,7 @@ def prepare(
     job = chosen.job
     layout = job.layout(world_size)
     refuse_unbuilt(job, layout)
+    _check_float8(job)
     if origin is not None:
         require_forkable(origin.job, job)
     splits = training_splits(job, copies_folder(job))
@@ -169,6 +171,16 @@ def _check_device(job: Job) -> None:
             value="cuda",
             expected=f"{job.cluster.nproc} GPUs on this machine (cluster.nproc), where torch finds {found}",
             remedy='lower cluster.nproc, set cluster.device = "cpu", or install a torch built for this machine\'s GPUs',
+        )
+
+
+def _check_float8(job: Job) -> None:
+    if job.training.float8_recipe != "none" and importlib.util.find_spec("torchao") is None:
+        raise PhalanxError(
+            "training.float8_recipe",
+            value=job.training.float8_recipe,
+            expected="none, or the library torchao",
+            remedy="install phalanx[fp8], or remove the key (that is another run)",
         )
 
 

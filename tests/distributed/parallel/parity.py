@@ -51,7 +51,7 @@ def make_job(case: Mapping[str, Any]) -> Job:
                 "seed": SEED,
             }
             | {"mixed_precision_param": case.get("dtype", "float32")}
-            | {"mixed_precision_reduce": case.get("reduce", "float32")},
+            | {"mixed_precision_reduce": case.get("reduce", "float32"), "float8_recipe": case.get("float8", "none")},
             "optimizer": {"lr": 1e-3},
             "parallel": case.get("parallel", {}),
             "activation_checkpoint": {"mode": case.get("recompute", "none"), "every": case.get("every", 1)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 import re
 import subprocess
@@ -44,6 +45,14 @@ def test_prepare_refuses_what_is_not_built_by_its_key(what: str) -> None:
         prepare(job_with(section, **changes), world_size)
     assert str(refusal.value).startswith(line)
     assert "`phalanx run` does not yet" in str(refusal.value)
+
+
+def test_fp8_without_torchao_is_one_line_that_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torchao" else find_spec(name))
+    line = r"^training\.float8_recipe is 'rowwise': expected none, or the library torchao; install phalanx\[fp8\]"
+    with pytest.raises(PhalanxError, match=line):
+        prepare(job_with("training", float8_recipe="rowwise"), 1)
 
 
 def test_prepare_of_a_missing_split_names_the_key_and_makes_no_job(tmp_path: Path) -> None:
