@@ -108,10 +108,10 @@ class Mesh:
             mesh_dim_names=("dp_replicate", "dp_shard_cp"),
         )
 
-    def expert_mesh(self) -> DeviceMesh:
+    def expert_mesh(self, *, within_replica: bool = False) -> DeviceMesh:
         """As `data_mesh`, of the experts of a rank: over those that hold the same ones."""
         shard = self.groups["expert_shard"]
-        if self.sizes["dp_replicate"] == 1:
+        if within_replica or self.sizes["dp_replicate"] == 1:
             return DeviceMesh.from_group(shard, self.device.type, mesh_dim_names=("expert_shard",))
         ranks = [self._rank_at(dict(zip(_DATA_AXES, point, strict=True))) for point in self._points(_DATA_AXES)]
         own = torch.tensor(ranks).view(self.sizes["dp_replicate"], -1, self.ep)[:, :, self.shard_rank % self.ep]

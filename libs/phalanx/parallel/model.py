@@ -32,12 +32,14 @@ from phalanx.parallel.float8 import narrow_stages
 from phalanx.parallel.initialise import fill
 from phalanx.parallel.loss import chunked_sums, token_sums
 from phalanx.parallel.mesh import Mesh
+from phalanx.parallel.overlap import Reductions, prefetch
 from phalanx.parallel.own import loss_of, metrics_of
 from phalanx.parallel.pipeline import Pipeline, check_pipeline, stage_shapes
 from phalanx.parallel.precision import linear, widen_linears
 from phalanx.parallel.routing import Routing, window_weights
 from phalanx.parallel.schedules import stages_of
 from phalanx.parallel.sharding import (
+    blocks_of,
     held_tensors,
     local_of,
     materialise,
@@ -60,13 +62,21 @@ class ParallelModel:
     """One rank's share of the job's model."""
 
     def __init__(
-        self, job: Job, layout: Layout, mesh: Mesh, device: torch.device | str, *, initialise: bool = True
+        self,
+        job: Job,
+        layout: Layout,
+        mesh: Mesh,
+        device: torch.device | str,
+        *,
+        initialise: bool = True,
+        overlap: bool = True,
     ) -> None:
         """Build, cut and initialise; all ranks of the mesh together.
 
         layout: the one that `mesh` was built from. initialise: false leaves the parameters (never the buffers) as
-        memory was, for a caller that restores every one of them. Raises PhalanxError where job and layout don't go
-        together.
+        memory was, for a caller that restores every one of them. overlap: false has a CPU await each collective of the
+        data axes where it begins, for who wants to see what overlap is worth. Raises PhalanxError where job and layout
+        don't go together.
         """
         assert all(getattr(layout, axis) == size for axis, size in mesh.sizes.items()), "the mesh of another layout"
         self.mesh, self.device = mesh, torch.device(device)
@@ -103,11 +113,7 @@ class ParallelModel:
             if self.device.type == "cpu":
                 widen_linears(stage)
             prepare_blocks(stage, job.activation_checkpoint, compiled=job.compile.enable)
-        reduce_dtype = _DTYPES[job.training.mixed_precision_reduce]
-        for stage in self.stages:
-            offloaded, apart = job.parallel.cpu_offload, job.has_apart_replicas
-            shard(stage, mesh, self.zero, dtype, reduce_dtype, offloaded=offloaded, within_replica=apart)
-            materialise(stage, self.device, offloaded=offloaded)
+        self._reductions = [self._shard(stage, job, dtype, overlap=overlap) for stage in self.stages]
         named = [[(n, p) for n, p in s.named_parameters() if n not in copies_in(s)] for s in self.stages]
         cut = zip(self.stages, named, slices, strict=True)
         self._parts = [part for stage, each, own in cut for part in held_tensors(stage, each, own, mesh)]
@@ -147,6 +153,25 @@ class ParallelModel:
         )
         own = [stages[index] for index in indices]
         return Pipeline(own, indices, shapes, self.mesh, self._training_loss, self.clock), copies_in(stages[-1])
+
+    def _shard(self, stage: nn.Module, job: Job, dtype: torch.dtype, *, overlap: bool) -> Reductions | None:
+        """Shards a stage; its reductions where they are not FSDP2's own to overlap."""
+        in_threads = overlap and self.device.type == "cpu"
+        shard(
+            stage,
+            self.mesh,
+            self.zero,
+            dtype,
+            _DTYPES[job.training.mixed_precision_reduce],
+            offloaded=job.parallel.cpu_offload,
+            within_replica=in_threads or job.has_apart_replicas,
+        )
+        if overlap and self.mesh.shard_size > 1:
+            prefetch(stage, blocks_of(stage), in_threads=in_threads)
+        materialise(stage, self.device, offloaded=job.parallel.cpu_offload)
+        replicas = None if job.has_apart_replicas else self.mesh.replica_group
+        exchanges = self.mesh.shard_size > 1 or replicas is not None
+        return Reductions(stage, replicas) if in_threads and exchanges else None
 
     def _share_windows(self, job: Job) -> ContextShare | None:
         if (group := self.mesh.cp_group) is None:
@@ -234,9 +259,14 @@ class ParallelModel:
         self._take_tied_weights()
         self.z_loss = torch.zeros((), device=self.device)
         if self.pipeline is not None:
+            self._settle_reductions()
             loss = self.pipeline.step(batch, valid_tokens)
         else:
             loss = self._step_without_pipeline(batch, valid_tokens)
+        with self.clock.part(Part.BACKWARD):
+            for reductions in self._reductions:
+                if reductions is not None:
+                    reductions.finish()
         self._reshard()
         self.z_loss = self._counted(self.z_loss)
         loss = self._counted(loss) / self.loss_scale
@@ -249,9 +279,15 @@ class ParallelModel:
             with self.clock.part(Part.FORWARD):
                 loss = self._training_loss(self.stages[0](*slot.inputs, **slot.named), slot.targets, valid_tokens)
             with self.clock.part(Part.BACKWARD):
+                self._settle_reductions()
                 torch.autograd.backward(loss)
             total += loss.detach()
         return total
+
+    def _settle_reductions(self) -> None:
+        for reductions in self._reductions:
+            if reductions is not None:
+                reductions.settle()
 
     @property
     def metrics(self) -> tuple[str, ...]:

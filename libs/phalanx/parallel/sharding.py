@@ -46,8 +46,8 @@ def shard(
     within_replica: bool = False,
 ) -> None:
     """Shard each of `module.layers` (where it has any) and then the rest of it, in place, on the mesh's data axes.
-    offloaded: what is sharded lies in the host's memory, page-locked beside a GPU. within_replica: replicas share
-    nothing here, and gradients are sums over one of them.
+    offloaded: what is sharded lies in the host's memory, page-locked beside a GPU. within_replica: gradients are sums
+    over one replica, which others are nothing to here.
     """
     data_mesh = mesh.data_mesh(within_replica=within_replica)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
@@ -60,7 +60,8 @@ def shard(
         ignored_params=set(whole_parameters(module)),
     )
     for experts in (inner for inner in module.modules() if mesh.ep > 1 and isinstance(inner, Experts)):
-        shard_one(experts, mesh=mesh.expert_mesh(), reshard_after_forward=zero == 3)
+        expert_mesh = mesh.expert_mesh(within_replica=within_replica)
+        shard_one(experts, mesh=expert_mesh, reshard_after_forward=zero == 3)
     for block in blocks_of(module):
         shard_one(block, reshard_after_forward=zero == 3)
     shard_one(module, reshard_after_forward=False)
@@ -129,8 +130,12 @@ def set_micro_batch(root: nn.Module, zero: int, *, is_last: bool) -> None:
 
 
 def reshard(root: nn.Module) -> None:
-    """Free every whole parameter, so that the next forward gathers what the optimizer wrote."""
+    """Free every whole parameter, so that the next forward gathers what the optimizer wrote; also what was gathered
+    ahead for a block that then did not run.
+    """
     for sharded in sharded_modules(root):
+        for group in sharded._get_fsdp_state()._fsdp_param_groups:
+            group.wait_for_unshard()
         sharded.reshard()
 
 
