@@ -28,6 +28,16 @@ class Attend(Protocol):
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         """As `Kernel`, of what this rank holds of the windows."""
 
+    def gather(self, x: Tensor) -> Tensor:
+        """What keys and values are made from, [B, S, ...] at the places of this rank, at those that `of_gathered` wants
+        them at.
+        """
+
+    def of_gathered(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
+        """As `__call__`, of keys and values made from what `gather` gave, with as many heads as the queries. scale:
+        as in `Kernel`.
+        """
+
 
 class WholeWindows:
     """Attention of ranks that hold whole windows."""
@@ -43,6 +53,14 @@ class WholeWindows:
         """See `Attend`."""
         return self.kernel(query, key, value, mask)
 
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Attend`: the rank has all."""
+        return x
+
+    def of_gathered(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
+        """See `Attend`."""
+        return self.kernel(query, key, value, mask, scale)
+
 
 class GatheredKeys:
     """Attention of a rank's part of the queries to keys and values gathered from all ranks of a context."""
@@ -57,9 +75,17 @@ class GatheredKeys:
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
         """See `Attend`."""
-        both = self.context.gather(torch.cat((key, value), dim=1).transpose(1, 2))
+        both = self.gather(torch.cat((key, value), dim=1).transpose(1, 2))
         key, value = both.transpose(1, 2).chunk(2, dim=1)
         return self.kernel(query, key, value, mask)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Attend`."""
+        return self.context.gather(x)
+
+    def of_gathered(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
+        """See `Attend`."""
+        return self.kernel(query, key, value, mask, scale)
 
 
 class ScatteredHeads:
@@ -79,6 +105,16 @@ class ScatteredHeads:
             key, value = (t.repeat_interleave(copies, dim=1) for t in (key, value))
         query, key, value = self.context.to_heads(query, key, value)
         return self.context.to_sequence(self.kernel(query, key, value, mask))
+
+    def gather(self, x: Tensor) -> Tensor:
+        """See `Attend`: heads are exchanged, not what they are made from."""
+        return x
+
+    def of_gathered(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float) -> Tensor:
+        """See `Attend`. One exchange for heads of different widths."""
+        (heads,) = self.context.to_heads(torch.cat((query, key, value), dim=-1))
+        query, key, value = torch.split(heads, [t.shape[-1] for t in (query, key, value)], dim=-1)
+        return self.context.to_sequence(self.kernel(query, key, value, mask, scale))
 
 
 def in_context(kernel: Kernel, context: Context) -> Attend:

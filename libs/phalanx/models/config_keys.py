@@ -23,6 +23,7 @@ class Kind:
 
 # bool is an int of Python's; JSON as Python reads it has NaN and infinity.
 WHOLE: Final = Kind("a whole number above 0", lambda value: type(value) is int and 0 < value < 1 << 31)
+COUNT: Final = Kind("a whole number", lambda value: type(value) is int and 0 <= value < 1 << 31)
 NUMBER: Final = Kind("a number above 0", lambda value: type(value) in (int, float) and 0 < value <= sys.float_info.max)
 FLAG: Final = Kind("true or false", lambda value: type(value) is bool)
 TABLE: Final = Kind("a table of keys", lambda value: isinstance(value, dict))

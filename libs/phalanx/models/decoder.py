@@ -1,5 +1,5 @@
 """The built-in decoder (Llama: RMSNorm, rotary positions, grouped queries, SwiGLU; Qwen2's biases, Qwen3's normalised
-heads and a mixture of experts by its arguments) in plain torch.
+heads, a mixture of experts and DeepSeek-V3's latent attention by its arguments) in plain torch.
 
 Nothing here knows about processes: tensor parallelism cuts the weights of these modules and puts its exchanges at the
 module boundaries that `parallel_plan` names, so head counts are read off the weights' shapes and never off the
@@ -20,6 +20,7 @@ from phalanx.models.args import DecoderArgs, MoeShape
 from phalanx.models.attention import Attend, Attention, WholeWindows, check_heads, in_context
 from phalanx.models.experts import MixtureFeedForward, Router, stored_names
 from phalanx.models.kernels import kernel_named
+from phalanx.models.latent import LatentAttention
 from phalanx.models.norm import RMSNorm
 from phalanx.models.protocol import Context, Initial, KeyValueHeads, Style, consecutive
 from phalanx.models.rotary import rotary_table
@@ -54,14 +55,15 @@ def _mixture(args: DecoderArgs, moe: MoeShape) -> MixtureFeedForward:
 
 
 class Block(nn.Module):
-    """One decoder layer: attention and feed-forward, each on a normalised residual stream."""
+    """Decoder layer number `layer`: attention and feed-forward, each on a normalised residual stream."""
 
-    def __init__(self, args: DecoderArgs, attend: Attend) -> None:
+    def __init__(self, args: DecoderArgs, attend: Attend, layer: int) -> None:
         super().__init__()
         self.attention_norm = RMSNorm(args.dim, args.norm_eps)
-        self.attention = Attention(args, attend)
+        self.attention = Attention(args, attend) if args.mla is None else LatentAttention(args, attend)
         self.ffn_norm = RMSNorm(args.dim, args.norm_eps)
-        self.feed_forward = FeedForward(args.dim, args.ffn_dim) if args.moe is None else _mixture(args, args.moe)
+        moe = None if args.is_dense(layer) else args.moe
+        self.feed_forward = FeedForward(args.dim, args.ffn_dim) if moe is None else _mixture(args, moe)
 
     def forward(
         self, x: Tensor, cosines: Tensor, sines: Tensor, mask: Any, window_weights: Tensor | None = None
@@ -83,7 +85,7 @@ class Decoder(nn.Module):
         self.attend: Attend = WholeWindows(kernel_named(attn_backend))
         self.gives_hidden = False
         self.tok_embeddings: nn.Embedding | None = nn.Embedding(args.vocab_size, args.dim)
-        self.layers = nn.ModuleDict({str(layer): Block(args, self.attend) for layer in range(args.n_layers)})
+        self.layers = nn.ModuleDict({str(layer): Block(args, self.attend, layer) for layer in range(args.n_layers)})
         self.norm: RMSNorm | None = RMSNorm(args.dim, args.norm_eps)
         self.output: nn.Linear | None = nn.Linear(args.dim, args.vocab_size, bias=False)
         if args.tie_embeddings:
@@ -113,7 +115,7 @@ class Decoder(nn.Module):
         """See `HasContext`."""
         for layer in self.layers.values():
             attention = layer.attention
-            assert isinstance(attention, Attention), "blocks are this file's own"
+            assert isinstance(attention, (Attention, LatentAttention)), "blocks are this file's own"
             if context.method == "a2a":
                 check_heads(attention.num_heads, attention.num_kv_heads, context.num_ranks)
             attention.attend = in_context(attention.attend.kernel, context)
@@ -138,30 +140,33 @@ class Decoder(nn.Module):
 
     def parallel_plan(self) -> Mapping[str, Style]:
         """See `HasParallelPlan`."""
-        head_norms: dict[str, Style] = {
-            "layers.*.attention.q_norm": "head_norm",
-            "layers.*.attention.k_norm": "head_norm",
-        }
         return {
-            **(head_norms if self.args.qk_norm else {}),
             "tok_embeddings": "vocab_embedding",
             "layers.*.attention_norm": "sequence_norm",
-            "layers.*.attention.wq": "colwise",
-            "layers.*.attention.wk": KeyValueHeads(self.args.n_kv_heads),
-            "layers.*.attention.wv": KeyValueHeads(self.args.n_kv_heads),
-            "layers.*.attention.wo": "rowwise",
+            **{f"layers.*.attention.{name}": style for name, style in self._attention_plan().items()},
             "layers.*.ffn_norm": "sequence_norm",
             **self._feed_forward_plan(),
             "norm": "sequence_norm",
             "output": "vocab_head",
         }
 
+    def _attention_plan(self) -> Mapping[str, Style]:
+        plan: dict[str, Style] = {"wo": "rowwise"}
+        if self.args.mla is None:
+            heads = KeyValueHeads(self.args.n_kv_heads)
+            norms: dict[str, Style] = {"q_norm": "head_norm", "k_norm": "head_norm"} if self.args.qk_norm else {}
+            return {**norms, "wq": "colwise", "wk": heads, "wv": heads, **plan}
+        for name in ("wkv_a", "kv_a_norm", *(("wq_a", "q_a_norm") if self.args.mla.q_lora_rank else ())):
+            plan[name] = "replicated"
+        return {**plan, "wkv_b": "colwise", "wq_b" if self.args.mla.q_lora_rank else "wq": "colwise"}
+
     def _feed_forward_plan(self) -> Mapping[str, Style]:
         place, moe = "layers.*.feed_forward", self.args.moe
-        if moe is None:
-            return _swiglu_plan(place)
+        dense = _swiglu_plan(place) if self.args.is_dense(0) else {}
+        if moe is None or moe.first_k_dense >= self.args.n_layers:
+            return dense
         shared = _swiglu_plan(f"{place}.shared") if moe.num_shared_experts else {}
-        return {f"{place}.router": "router", f"{place}.experts": "experts", **shared}
+        return {**dense, f"{place}.router": "router", f"{place}.experts": "experts", **shared}
 
     def split_stages(self, num_stages: int) -> Sequence[nn.Module]:
         """See `HasStages`; layers are balanced by number."""

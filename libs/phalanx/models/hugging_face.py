@@ -1,7 +1,8 @@
-"""The built-in decoder in Hugging Face's Llama, Qwen2, Qwen3, Mixtral and Qwen3-MoE formats and back: parameter names
-and `config.json`.
+"""The built-in decoder in Hugging Face's Llama, Qwen2, Qwen3, Mixtral, Qwen3-MoE and DeepSeek-V3 formats and back:
+parameter names and `config.json`.
 
-Both sides rotate the two halves of a head against each other, so that weights carry over as they are: no permutation.
+Both sides rotate the two halves of a head against each other, and neighbours in latent attention, so that weights carry
+over as they are: no permutation.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Final
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.models.args import DecoderArgs, RopeScaling
 from phalanx.models.config_keys import CANNOT, COPY, KINDS, LIST, NUMBER, TABLE, WHOLE, Keys
+from phalanx.models.hugging_face_deepseek import LATENT_NAMES, MODEL_TYPE, ONLY, WHY, deepseek_keys, deepseek_shape
 from phalanx.models.hugging_face_experts import (
     FORMS,
     expert_name_from,
@@ -41,6 +43,7 @@ _BLOCK = {
     "attention.wv.bias": "self_attn.v_proj.bias",
     "attention.q_norm.weight": "self_attn.q_norm.weight",
     "attention.k_norm.weight": "self_attn.k_norm.weight",
+    **LATENT_NAMES,
     "ffn_norm.weight": "post_attention_layernorm.weight",
     "feed_forward.w1.weight": "mlp.gate_proj.weight",
     "feed_forward.w2.weight": "mlp.down_proj.weight",
@@ -99,8 +102,10 @@ _FAMILIES: Final = {
             kv_heads=4,
             qk_norm=True,
         ),
+        _Family(MODEL_TYPE, "DeepseekV3ForCausalLM", ONLY, kv_heads=128),
     )
 }
+_MAGNITUDES: Final = ("mscale", "mscale_all_dim")
 _WHY: Final = {
     "hidden_act": "the feed-forward is SwiGLU",
     "attention_bias": "the output of attention has no bias here; those of queries, keys and values alone are Qwen2's",
@@ -108,6 +113,7 @@ _WHY: Final = {
     "use_sliding_window": "every token sees all earlier ones here",
     "sliding_window": "every token sees all earlier ones here",
     "decoder_sparse_step": "every layer has experts here",
+    **WHY,
     "quantization_config": "weights are trained as they are",
     "original_max_position_embeddings": "it belongs into rope_scaling",
 }
@@ -139,7 +145,7 @@ def _unknown(name: str) -> PhalanxError:
     return PhalanxError(
         "parameter name",
         value=name,
-        expected="a parameter of a decoder like Llama, Qwen or Mixtral",
+        expected="a parameter of a decoder like Llama, Qwen, Mixtral or DeepSeek-V3",
         remedy="only the built-in decoder maps to Hugging Face's; export your own model by your own mapping",
     )
 
@@ -147,8 +153,8 @@ def _unknown(name: str) -> PhalanxError:
 def config_to_hugging_face(
     args: DecoderArgs, *, max_position_embeddings: int, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """The content of `config.json` for transformers' Llama, Qwen2 (qkv_bias), Qwen3 (qk_norm), Mixtral (moe) or
-    Qwen3-MoE (qk_norm and moe).
+    """The content of `config.json` for transformers' Llama, Qwen2 (qkv_bias), Qwen3 (qk_norm), Mixtral (moe),
+    Qwen3-MoE (qk_norm and moe) or DeepSeek-V3 (mla).
 
     max_position_embeddings: the sequence length trained with, in tokens. dtype: of the exported weights. Raises
     PhalanxError for a shape that none of them has.
@@ -167,7 +173,7 @@ def config_to_hugging_face(
         **{theirs: getattr(args, ours) for ours, theirs in _CONFIG.items()},
         "hidden_act": "silu",
         **family.only,
-        **({} if args.moe is None else moe_keys(args.moe, family.model_type)),
+        **_further_keys(args, family.model_type),
         "attention_dropout": 0.0,
         "max_position_embeddings": max_position_embeddings,
         # transformers 4 reads these two, transformers 5 the third (or the second, where it is not null).
@@ -178,6 +184,12 @@ def config_to_hugging_face(
     }
 
 
+def _further_keys(args: DecoderArgs, model_type: str) -> dict[str, Any]:
+    if model_type == MODEL_TYPE:
+        return deepseek_keys(args)
+    return {} if args.moe is None else moe_keys(args.moe, model_type)
+
+
 def _family_of(args: DecoderArgs) -> _Family:
     if args.qk_norm and args.qkv_bias:
         raise PhalanxError(
@@ -186,6 +198,8 @@ def _family_of(args: DecoderArgs) -> _Family:
             expected="false beside qk_norm: no model of transformers has these biases and normalised heads",
             remedy="convert it with phalanx.snapshot.load",
         )
+    if args.mla is not None:
+        return _FAMILIES[MODEL_TYPE]
     if args.moe is not None:
         return _FAMILIES[require_form(args.moe, qk_norm=args.qk_norm, qkv_bias=args.qkv_bias)]
     family = _FAMILIES["qwen3" if args.qk_norm else "qwen2" if args.qkv_bias else "llama"]
@@ -220,15 +234,21 @@ def config_from_hugging_face(config: object, where: str = "config.json") -> Deco
         for ours, theirs in _CONFIG.items()
         if ours not in ("dim", "n_heads", "n_kv_heads", "head_dim", "ffn_dim" if family.model_type in FORMS else "")
     }
-    moe = moe_from(read, family.model_type) if family.model_type in FORMS else None
-    rope_theta, rope_scaling = _rope(read, family.rope_theta)
+    further = _further_shape(read, family.model_type)
+    rope_theta, rope_scaling = _rope(read, family)
     _require_heads_that_fit(read, family, dim, heads, kv_heads, head_dim)
     if read.problems:
         raise Problems(where, read.problems)
     shape |= {"dim": dim, "n_heads": heads, "n_kv_heads": kv_heads, "head_dim": head_dim}
     shape |= {"norm_eps": float(shape["norm_eps"]), "rope_theta": rope_theta, "rope_scaling": rope_scaling}
-    shape |= {} if moe is None else {"ffn_dim": 0, "moe": moe}
-    return DecoderArgs(**shape, qk_norm=family.qk_norm, qkv_bias=family.qkv_bias)
+    return DecoderArgs(**shape | further, qk_norm=family.qk_norm, qkv_bias=family.qkv_bias)
+
+
+def _further_shape(read: Keys, model_type: str) -> dict[str, Any]:
+    """What a family has beside the shape of all: experts and latents, and the widths that they change."""
+    if model_type == MODEL_TYPE:
+        return {"head_dim": 0, **deepseek_shape(read)}
+    return {"ffn_dim": 0, "moe": moe_from(read, model_type)} if model_type in FORMS else {}
 
 
 def _require_heads_that_fit(
@@ -236,6 +256,10 @@ def _require_heads_that_fit(
 ) -> None:
     """Notes widths and numbers of heads that do not fit each other; None: one that is wrong by itself."""
     needs_multiple = family.model_type == "llama" or (family.head_dim is None and read.value("head_dim") is None)
+    if family.model_type == MODEL_TYPE:
+        if heads is not None and kv_heads not in (heads, None):
+            read.refuse("num_key_value_heads", kv_heads, f"num_attention_heads ({heads})", CANNOT)
+        return
     if dim is not None and heads is not None and needs_multiple and dim % heads:
         read.refuse("hidden_size", dim, f"a multiple of num_attention_heads ({heads})", CANNOT)
     elif head_dim is not None and head_dim % 2:
@@ -264,12 +288,12 @@ def _require_whole_rotation(read: Keys, key: str, share: object) -> None:
         read.refuse(key, share, "1: every pair of a head is rotated", CANNOT)
 
 
-def _rope(read: Keys, usual: float) -> tuple[float, RopeScaling | None]:
+def _rope(read: Keys, family: _Family) -> tuple[float, RopeScaling | None]:
     """The base of the rotary angles and how they are scaled, from the tables of transformers 4 and 5.
 
     The base in a table goes before that of the top level, and that of `rope_scaling` first, as transformers has it.
     """
-    theta = read.of(NUMBER, "rope_theta", usual)
+    theta = read.of(NUMBER, "rope_theta", family.rope_theta)
     found: dict[str, RopeScaling | None] = {}
     for name in ("rope_parameters", "rope_scaling"):
         table = read.of(TABLE, name, {})
@@ -277,7 +301,7 @@ def _rope(read: Keys, usual: float) -> tuple[float, RopeScaling | None]:
             continue
         if table.get("rope_theta") is not None:
             theta = read.checked(NUMBER, f"{name}.rope_theta", table["rope_theta"])
-        found[name] = _scaling(read, name, table)
+        found[name] = _scaling(read, name, table, has_mscale=family.model_type == MODEL_TYPE)
     scaling = found.get("rope_scaling", found.get("rope_parameters"))
     if len(found) > 1 and not read.problems and found["rope_scaling"] != found["rope_parameters"]:
         read.refuse("rope_parameters", read.value("rope_parameters"), "the same as rope_scaling", COPY)
@@ -286,7 +310,7 @@ def _rope(read: Keys, usual: float) -> tuple[float, RopeScaling | None]:
     return float(theta or 0.0), scaling
 
 
-def _scaling(read: Keys, name: str, table: Mapping[str, Any]) -> RopeScaling | None:
+def _scaling(read: Keys, name: str, table: Mapping[str, Any], *, has_mscale: bool) -> RopeScaling | None:
     """What a table says of scaling; None for nothing, and where it is wrong, which is noted."""
     types = [table[key] for key in ("rope_type", "type") if table.get(key) is not None]  # the newer name, the older
     kind = types[0] if types else "default"
@@ -294,6 +318,8 @@ def _scaling(read: Keys, name: str, table: Mapping[str, Any]) -> RopeScaling | N
         read.refuse(f"{name}.rope_type", kind, f"one of default, {', '.join(ROPE_SCALING_KEYS)}", CANNOT)
         return None
     needed, optional = ROPE_SCALING_KEYS.get(kind, ((), ()))
+    if not has_mscale:
+        optional = tuple(key for key in optional if key not in _MAGNITUDES)
     unknown = table.keys() - {*needed, *optional, "rope_type", "type", "rope_theta", "partial_rotary_factor"}
     for key in sorted(unknown):
         if table[key] is not None:
@@ -306,6 +332,9 @@ def _scaling(read: Keys, name: str, table: Mapping[str, Any]) -> RopeScaling | N
     if kind == "default" or None in checked.values():
         return None
     scaling = RopeScaling(kind, **checked)
+    given = [key for key in _MAGNITUDES if checked.get(key) is not None]
+    if len(given) == 1:
+        read.refuse(f"{name}.{given[0]}", checked[given[0]], f"{' and '.join(_MAGNITUDES)} together", CANNOT)
     for low, high in (("low_freq_factor", "high_freq_factor"), ("beta_slow", "beta_fast")):
         least, most = getattr(scaling, low), getattr(scaling, high)
         if least is not None and most is not None and least >= most:

@@ -1,5 +1,5 @@
-"""Experts in Hugging Face's Mixtral and Qwen3-MoE formats and back. Both store each expert's weights by themselves, as
-checkpoints here do.
+"""Experts in Hugging Face's Mixtral, Qwen3-MoE and DeepSeek-V3 formats and back. All store each expert's weights by
+themselves, as checkpoints here do.
 """
 
 from __future__ import annotations
@@ -13,8 +13,12 @@ from phalanx.core.errors import PhalanxError
 from phalanx.models.args import MoeShape
 from phalanx.models.config_keys import CANNOT, COPY, FLAG, WHOLE, Keys
 
-_OURS: Final = re.compile(r"layers\.(\d+)\.feed_forward\.(router\.weight|experts\.(\d+)\.(w[123])\.weight)")
-_THEIRS: Final = re.compile(r"model\.layers\.(\d+)\.(\w+)\.(gate\.weight|experts\.(\d+)\.(\w+)\.weight)")
+_OURS: Final = re.compile(r"layers\.(\d+)\.feed_forward\.(router\.\w+|(?:experts\.(\d+)|shared)\.(w[123])\.weight)")
+_THEIRS: Final = re.compile(
+    r"model\.layers\.(\d+)\.(\w+)\.(gate\.\w+|(?:experts\.(\d+)|shared_experts)\.(\w+)\.weight)"
+)
+_ROUTER: Final = {"router.weight": "gate.weight", "router.selection_bias": "gate.e_score_correction_bias"}
+_ROUTER_BACK: Final = {theirs: ours for ours, theirs in _ROUTER.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +43,30 @@ FORMS: Final = {
         "moe_intermediate_size",
         ("num_experts", "num_local_experts"),  # transformers 4 and 5
     ),
+    "deepseek_v3": Form(
+        "mlp",
+        {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"},
+        "moe_intermediate_size",
+        ("n_routed_experts",),
+    ),
 }
 
 
 def expert_name_to(name: str, model_type: str) -> str | None:
-    """The name of a router's or an expert's weight there; None for any other, and for another family."""
+    """The name of a router's weight or bias or of an expert's weight there, of shared ones as well; None for any other,
+    and for another family.
+    """
     found, form = _OURS.fullmatch(name), FORMS.get(model_type)
     if found is None or form is None:
         return None
     layer, what, expert, weight = found.groups()
-    inner = "gate.weight" if what == "router.weight" else f"experts.{expert}.{form.weights[weight]}.weight"
+    if what.startswith("router."):
+        if what not in _ROUTER:
+            return None
+        inner = _ROUTER[what]
+    else:
+        room = "shared_experts" if expert is None else f"experts.{expert}"
+        inner = f"{room}.{form.weights[weight]}.weight"
     return f"model.layers.{layer}.{form.room}.{inner}"
 
 
@@ -60,15 +78,18 @@ def expert_name_from(name: str) -> str | None:
     layer, room, what, expert, theirs = found.groups()
     for form in FORMS.values():
         ours = {there: here for here, there in form.weights.items()}
-        if room == form.room and (what == "gate.weight" or theirs in ours):
-            inner = "router.weight" if what == "gate.weight" else f"experts.{expert}.{ours[theirs]}.weight"
-            return f"layers.{layer}.feed_forward.{inner}"
+        if room != form.room or (what not in _ROUTER_BACK and theirs not in ours):
+            continue
+        place = "shared" if expert is None else f"experts.{expert}"
+        inner = _ROUTER_BACK.get(what) or f"{place}.{ours[theirs]}.weight"
+        return f"layers.{layer}.feed_forward.{inner}"
     return None
 
 
 def require_form(moe: MoeShape, *, qk_norm: bool, qkv_bias: bool) -> str:
     """The model type of a decoder with these experts. Raises PhalanxError where none of transformers' has them."""
     kept = {"num_shared_experts": 0, "score": "softmax", "route_scale": 1.0, "num_groups": 1, "selection_bias": False}
+    kept["first_k_dense"] = 0
     if not qk_norm:
         kept["normalise"] = True
     for name, only in kept.items():

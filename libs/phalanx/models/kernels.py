@@ -42,9 +42,10 @@ class Kernel(Protocol):
     def mask(self, window: Window) -> Any:
         """What `__call__` needs to know of a batch of windows; made once, for all layers."""
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
-        """softmax(q k / sqrt(head_dim)) v, [B, H, Q, head_dim], of query [B, H, Q, head_dim] and key and value
-        [B, K, S, head_dim], where each of the K heads serves H / K heads of the queries.
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float | None = None) -> Tensor:
+        """softmax(scale q k) v, [B, H, Q, value_dim], of query [B, H, Q, head_dim], key [B, K, S, head_dim] and value
+        [B, K, S, value_dim], where each of the K heads serves H / K heads of the queries. scale: None for
+        1 / sqrt(head_dim).
         """
 
 
@@ -61,10 +62,16 @@ class Sdpa:
             visible = visible & (_of_queries(documents, window.spans)[:, :, None] == documents[:, None, :])
         return visible[:, None]
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+    def __call__(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None = None
+    ) -> Tensor:
         """See `Kernel`."""
         key, value = repeated(query, key, value)
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+        width = value.shape[-1]
+        if query.device.type == "cpu":  # where the fused kernel takes heads of one width alone
+            query, key, value = evened(query, key, value)
+        found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale)
+        return found[..., :width]
 
 
 class Flex:
@@ -94,16 +101,18 @@ class Flex:
             make = _compiled(create_block_mask)
         return make(sees, num_windows, None, num_queries, window.length, device=window.device)
 
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Any, scale: float | None = None) -> Tensor:
         """See `Kernel`."""
         if mask is None:
-            return torch.empty_like(query)
+            return query.new_empty(*query.shape[:-1], value.shape[-1])
         from torch.nn.attention.flex_attention import flex_attention
 
         attend: Callable[..., Any] = flex_attention
         if query.device.type != "cpu":
             attend = _compiled(flex_attention)
-        found: Tensor = attend(query, key, value, block_mask=mask, enable_gqa=query.shape[1] != key.shape[1])
+        found: Tensor = attend(
+            query, key, value, block_mask=mask, scale=scale, enable_gqa=query.shape[1] != key.shape[1]
+        )
         return found
 
 
@@ -145,16 +154,19 @@ class Varlen:
         return Packed(rows) if window.device.type != "cuda" else _packed(rows, window)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Packed) -> Tensor:
+    def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Packed, scale: float | None = None) -> Tensor:
         """See `Kernel`."""
+        width = value.shape[-1]
+        query, key, value = evened(query, key, value)
         if mask.ends_of_queries is not None:
-            return _flash(query, key, value, mask)
+            return _flash(query, key, value, mask, scale)[..., :width]
         key, value = repeated(query, key, value)
         rows = zip(mask.rows, *(t.tensor_split(t.shape[0]) for t in (query, key, value)), strict=True)
-        return torch.cat([torch.cat([_attend(s, q, k, v) for s in row], dim=2) for row, q, k, v in rows])
+        found = [torch.cat([_attend(s, q, k, v, scale) for s in row], dim=2) for row, q, k, v in rows]
+        return torch.cat(found)[..., :width]
 
 
-def _attend(segment: Segment, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+def _attend(segment: Segment, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
     """Of one segment: the last of its queries sees all of its keys."""
     first, last = segment.queries.start, segment.queries.stop
     query, key, value = (
@@ -163,12 +175,12 @@ def _attend(segment: Segment, query: Tensor, key: Tensor, value: Tensor) -> Tens
     )
     num_queries, num_keys = query.shape[2], key.shape[2]
     if num_queries == num_keys:
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scale)
     visible = torch.ones(num_queries, num_keys, dtype=torch.bool, device=query.device).tril(num_keys - num_queries)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=visible)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=scale)
 
 
-def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Packed) -> Tensor:
+def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Packed, scale: float | None) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn
 
     assert mask.ends_of_queries is not None and mask.ends_of_keys is not None, "made for a GPU"
@@ -183,6 +195,7 @@ def _flash(query: Tensor, key: Tensor, value: Tensor, mask: Packed) -> Tensor:
         mask.ends_of_keys,
         mask.most_queries,
         mask.most_keys,
+        scale=scale,
         window_size=(-1, 0),
         enable_gqa=query.shape[1] != key.shape[1],
     )
@@ -233,6 +246,17 @@ def _segments(starts: Sequence[int], length: int, spans: Sequence[range]) -> Ite
 def _of_queries(x: Tensor, spans: Sequence[range] | None) -> Tensor:
     """Of x [..., S] those places that the queries are, [..., Q]."""
     return x if spans is None else torch.cat([x[..., span.start : span.stop] for span in spans], dim=-1)
+
+
+def evened(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """All three with heads of one width, the widest, by zeros: scores stay, and so do the value's own elements of what
+    attention gives. Whoever widens queries gives `scale`.
+    """
+    widest = max(query.shape[-1], value.shape[-1])
+    query, key, value = (
+        t if t.shape[-1] == widest else F.pad(t, (0, widest - t.shape[-1])) for t in (query, key, value)
+    )
+    return query, key, value
 
 
 def repeated(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,17 @@ class KeyValueHeads:
 
 
 Style = (
-    Literal["colwise", "rowwise", "vocab_embedding", "vocab_head", "sequence_norm", "head_norm", "router", "experts"]
+    Literal[
+        "colwise",
+        "rowwise",
+        "vocab_embedding",
+        "vocab_head",
+        "sequence_norm",
+        "head_norm",
+        "replicated",
+        "router",
+        "experts",
+    ]
     | KeyValueHeads
 )
 """How a module's weights are cut over the `tp` axis, and what it exchanges (Megatron-LM, arXiv 1909.08053 section 3;
@@ -47,6 +57,8 @@ sequence_norm: a normalisation on [B, S / tp, D]; its output is gathered over th
 rank.
 head_norm: a normalisation of each head that a rank has, [B, H / tp, S, head_dim]; no exchange, its weight held by every
 tp rank.
+replicated: any module between a sequence_norm and what is colwise, on the whole sequence; no exchange, its weights held
+by every tp rank.
 router: a `models.experts.Router` on the whole sequence, held by every tp rank.
 experts: `models.experts.Experts`, the inner width of each expert cut; partial outputs are summed and scattered over the
 sequence.

@@ -1,4 +1,5 @@
-"""Rotary positions (arXiv 2104.09864), half rotation: the first half of a head pairs with its second half.
+"""Rotary positions (arXiv 2104.09864), half rotation: the first half of a head pairs with its second half; in latent
+attention neighbours pair.
 
 The arithmetic is fp32 in the order in which transformers has it: at position 100,000 the last bit of a frequency is
 already an angle of 0.01.
@@ -15,7 +16,7 @@ from phalanx.models.args import DecoderArgs, RopeScaling
 
 
 def rotary_table(position_ids: Tensor, args: DecoderArgs) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each fp32 [B, 1, S, head_dim], for position_ids [B, S]; halves repeated."""
+    """Cosines and sines, each fp32 [B, 1, S, rotary_dim], for position_ids [B, S]; halves repeated."""
     frequencies = rotary_frequencies(args, position_ids.device)
     angle = position_ids[:, None, :, None].float() * frequencies
     angle = torch.cat((angle, angle), dim=-1)
@@ -32,9 +33,17 @@ def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     return (wide * cosines + torch.cat((-second, first), dim=-1) * sines).to(x.dtype)
 
 
+def rotate_neighbours(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    """As `rotate`, of elements 2 i and 2 i + 1 (DeepSeek-V3). What comes first in its pair goes to the first half:
+    scores do not depend on an order that queries and keys share.
+    """
+    halves = torch.cat((x[..., 0::2], x[..., 1::2]), dim=-1)
+    return rotate(halves, cosines, sines)
+
+
 def rotary_frequencies(args: DecoderArgs, device: torch.device | str) -> Tensor:
-    """The angle that each pair of a head turns by from one position to the next, fp32 [head_dim / 2]."""
-    exponent = torch.arange(0, args.head_dim, 2, dtype=torch.float32, device=device) / args.head_dim
+    """The angle that each pair of a head turns by from one position to the next, fp32 [rotary_dim / 2]."""
+    exponent = torch.arange(0, args.rotary_dim, 2, dtype=torch.float32, device=device) / args.rotary_dim
     period = args.rope_theta**exponent
     scaling = args.rope_scaling
     if scaling is None:
@@ -66,10 +75,10 @@ def _yarn(period: Tensor, args: DecoderArgs, scaling: RopeScaling) -> Tensor:
     assert window and scaling.beta_fast and scaling.beta_slow
 
     def pair_that_turns(times: float) -> float:
-        return args.head_dim * math.log(window / (times * 2 * math.pi)) / (2 * math.log(args.rope_theta))
+        return args.rotary_dim * math.log(window / (times * 2 * math.pi)) / (2 * math.log(args.rope_theta))
 
     first = max(math.floor(pair_that_turns(scaling.beta_fast)), 0)
-    last = min(math.ceil(pair_that_turns(scaling.beta_slow)), args.head_dim - 1)
+    last = min(math.ceil(pair_that_turns(scaling.beta_slow)), args.rotary_dim - 1)
     width = last - first or 0.001
     pair = torch.arange(len(period), dtype=torch.float32, device=period.device)
     kept = 1 - ((pair - first) / width).clamp(0.0, 1.0)

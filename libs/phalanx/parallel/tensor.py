@@ -137,7 +137,7 @@ def _apply_style(
     if style == "sequence_norm":
         slices.partial.update(f"{name}.{own}" for own, _ in module.named_parameters(recurse=False))
         module.register_forward_hook(lambda _module, _inputs, output: gather_sequence(output, group))
-    elif style == "head_norm":
+    elif style in ("head_norm", "replicated"):
         slices.partial.update(f"{name}.{own}" for own, _ in module.named_parameters(recurse=False))
     elif style == "router" and isinstance(module, Router):
         slices.partial.add(f"{name}.weight")

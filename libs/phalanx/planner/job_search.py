@@ -10,8 +10,9 @@ from phalanx.planner.gpus import Gpu, find_gpu
 from phalanx.planner.layouts import Task
 from phalanx.planner.network import cluster
 from phalanx.planner.search import Search
-from phalanx.planner.shape import ModelShape, RunShape
+from phalanx.planner.shape import LatentAttention, ModelShape, RunShape
 from phalanx.spec.job import Job
+from phalanx.spec.latent import MlaArgs
 from phalanx.spec.layout import Layout
 from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES, ZERO_BUBBLE_SCHEDULES
 from phalanx.spec.unbuilt import refuse_unbuilt
@@ -43,7 +44,19 @@ def model_shape(job: Job) -> ModelShape:
         head_width=args.head_dim,
         qk_norm=args.qk_norm,
         qkv_bias=args.qkv_bias,
+        latent=_latent(args.mla) if args.mla else None,
+        num_dense_layers=moe.first_k_dense if moe else 0,
         **(moe.model_dump(include=set(MOE_SIZES)) if moe else {}),
+    )
+
+
+def _latent(mla: MlaArgs) -> LatentAttention:
+    return LatentAttention(
+        query_rank=mla.q_lora_rank,
+        kv_rank=mla.kv_lora_rank,
+        plain_dim=mla.qk_nope_head_dim,
+        rotary_dim=mla.qk_rope_head_dim,
+        value_dim=mla.v_head_dim,
     )
 
 

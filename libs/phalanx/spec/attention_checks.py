@@ -37,11 +37,12 @@ def kernel_findings(job: Job) -> Iterator[Finding]:
             "sdpa or flex with float32 on GPUs: FlashAttention computes in 16 bits only",
             'set it to "flex", or training.mixed_precision_param = "bfloat16" (that is another run)',
         )
-    if args.head_dim > _WIDEST_HEAD or args.head_dim % 8:
+    width = max(args.head_dim, args.mla.v_head_dim) if args.mla else args.head_dim
+    if width > _WIDEST_HEAD or width % 8:
         yield Finding(
-            ("model.attn_backend", "model.args.head_dim"),
+            ("model.attn_backend", "model.args.mla" if args.mla else "model.args.head_dim"),
             backend,
-            f"sdpa or flex with heads {args.head_dim} wide: FlashAttention takes multiples of 8 up to {_WIDEST_HEAD}",
+            f"sdpa or flex with heads {width} wide: FlashAttention takes multiples of 8 up to {_WIDEST_HEAD}",
             'set it to "flex" or "sdpa"',
         )
 

@@ -19,6 +19,7 @@ from phalanx.spec.expert_checks import expert_findings
 from phalanx.spec.finding import Finding
 from phalanx.spec.float8_checks import float8_findings
 from phalanx.spec.keys import LARGEST_INTEGER, bound_text
+from phalanx.spec.latent_checks import latent_findings
 from phalanx.spec.layout import Layout, window_parts
 from phalanx.spec.model import ROPE_SCALING_KEYS, ModelArgs
 from phalanx.spec.offload_checks import offload_findings
@@ -44,7 +45,7 @@ def findings_of(job: Job, world_size: int | None = None) -> list[Finding]:
         else resolve_axes(job.parallel, world_size)
     )
     if isinstance(job.model.args, ModelArgs):
-        findings += [*_shape(job.model.args), *_rope_scaling(job.model.args)]
+        findings += [*_shape(job.model.args), *latent_findings(job.model.args), *_rope_scaling(job.model.args)]
         findings += _divisions(job.model.args, job.training.seq_len, job.parallel, layout)
     findings += _windows(job, layout)
     findings += _pipeline(job, layout)
@@ -134,7 +135,7 @@ def _shape(args: ModelArgs) -> Iterator[Finding]:
         yield Finding(
             heads, args.dim, f"a multiple of n_heads = {args.n_heads}", "change dim or n_heads, or set head_dim"
         )
-    elif args.head_dim % 2:
+    elif args.head_dim % 2 and args.mla is None:
         yield Finding(
             heads,
             args.dim,

@@ -29,15 +29,33 @@ def expert_findings(args: ModelArgs, parallel: Parallel, layout: Layout | None) 
                 "remove it, or add [model.args.moe]",
             )
         return
-    if args.ffn_dim:
+    yield from _dense_layers(args, args.moe)
+    yield from _choice(args.moe)
+    yield from _ranks(args.moe, parallel.ep, layout)
+
+
+def _dense_layers(args: ModelArgs, moe: MoeArgs) -> Iterator[Finding]:
+    if args.ffn_dim and not moe.first_k_dense:
         yield Finding(
             ("model.args.ffn_dim",),
             args.ffn_dim,
             "none beside [model.args.moe], where every layer's feed-forward is experts",
             "remove it, or the moe table; the width of an expert is model.args.moe.expert_ffn_dim",
         )
-    yield from _choice(args.moe)
-    yield from _ranks(args.moe, parallel.ep, layout)
+    if moe.first_k_dense and not args.ffn_dim:
+        yield Finding(
+            ("model.args.ffn_dim", f"{_TABLE}first_k_dense"),
+            0,
+            f"a positive width of the {moe.first_k_dense} dense layers before the experts",
+            "set it, or first_k_dense = 0",
+        )
+    if moe.first_k_dense >= args.n_layers:
+        yield Finding(
+            (f"{_TABLE}first_k_dense", "model.args.n_layers"),
+            moe.first_k_dense,
+            f"less than n_layers = {args.n_layers}",
+            "lower it, or remove the moe table for a dense model",
+        )
 
 
 def _choice(moe: MoeArgs) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""`[model.args.moe]`: experts in the place of every layer's feed-forward."""
+"""`[model.args.moe]`: experts in the place of every layer's feed-forward but the first ones'."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from phalanx.spec.keys import Mark, Section, key
 
 
 class MoeArgs(Section):
-    """Mixture of experts: every layer's feed-forward becomes `num_experts` routed SwiGLU experts. Leave the table out
+    """Mixture of experts: every layer's feed-forward, but that of the first ones, becomes `num_experts` routed SwiGLU
+    experts. Leave the table out
     for a dense model."""
 
-    num_experts: int = key(Mark.IDENTITY, "Routed experts in every layer.", unit="experts", gt=0, shapes=True)
+    num_experts: int = key(
+        Mark.IDENTITY, "Routed experts in every layer that has them.", unit="experts", gt=0, shapes=True
+    )
     top_k: int = key(Mark.IDENTITY, "Experts that each token is sent to.", unit="experts", gt=0)
     expert_ffn_dim: int = key(Mark.IDENTITY, "Inner width of one expert.", unit="elements", gt=0, shapes=True)
     num_shared_experts: int = key(
@@ -46,6 +49,15 @@ class MoeArgs(Section):
     )
     bias_update_rate: float = key(
         Mark.IDENTITY, "What a step adds to or takes from the selection bias; 0: the bias stays.", 0.001, ge=0, le=1
+    )
+
+    first_k_dense: int = key(
+        Mark.IDENTITY,
+        "Layers before those with experts, dense and ffn_dim wide, as in DeepSeek-V3.",
+        0,
+        unit="layers",
+        ge=0,
+        shapes=True,
     )
 
     @property

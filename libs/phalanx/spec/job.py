@@ -131,6 +131,8 @@ class Job(Section):
                 del chosen["model"]["args"][name]
             for name in self.model.args.moe.usual if self.model.args.moe else ():
                 del chosen["model"]["args"]["moe"][name]
+            for name in self.model.args.rope_scaling.usual if self.model.args.rope_scaling else ():
+                del chosen["model"]["args"]["rope_scaling"][name]
         if not self.local_updates.steps:
             del chosen["local_updates"]
         if self.gradient_compression.method == "none":

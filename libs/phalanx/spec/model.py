@@ -11,6 +11,7 @@ from pydantic_core.core_schema import ValidationInfo
 
 from phalanx.spec.experts import MoeArgs
 from phalanx.spec.keys import MOST, Mark, Section, key
+from phalanx.spec.latent import MlaArgs
 from phalanx.spec.own import OWN_PATTERN, require_json, wrong
 from phalanx.spec.presets import PRESETS
 
@@ -18,7 +19,10 @@ from phalanx.spec.presets import PRESETS
 ROPE_SCALING_KEYS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "linear": (("factor",), ()),
     "llama3": (("factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"), ()),
-    "yarn": (("factor", "original_max_position_embeddings"), ("beta_fast", "beta_slow", "attention_factor")),
+    "yarn": (
+        ("factor", "original_max_position_embeddings"),
+        ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+    ),
 }
 
 
@@ -51,9 +55,27 @@ class RopeScaling(Section):
         Mark.IDENTITY,
         "What queries and keys are multiplied by (yarn).",
         None,
-        shown="0.1 ln(factor) + 1 with yarn",
+        shown="0.1 ln(factor) + 1 with yarn, of mscale by that of mscale_all_dim where they are given",
         gt=0,
     )
+    mscale: float | None = key(
+        Mark.IDENTITY,
+        "What ln(factor) is multiplied by in what rotated parts are multiplied by (yarn with mla), as in DeepSeek-V3.",
+        None,
+        gt=0,
+    )
+    mscale_all_dim: float | None = key(
+        Mark.IDENTITY,
+        "The same for whole scores, rotated or not (yarn with mla): the softmax is of (0.1 mscale_all_dim ln(factor) + "
+        "1)^2 times as much.",
+        None,
+        gt=0,
+    )
+
+    @property
+    def usual(self) -> frozenset[str]:
+        """Keys of a later version than the first that say nothing."""
+        return frozenset(name for name in ("mscale", "mscale_all_dim") if getattr(self, name) is None)
 
 
 class ModelArgs(Section):
@@ -74,11 +96,17 @@ class ModelArgs(Section):
         shapes=True,
     )
     head_dim: int = key(
-        Mark.IDENTITY, "Width of one head.", 0, unit="elements", shown="dim / n_heads", gt=0, shapes=True
+        Mark.IDENTITY,
+        "Width of one head.",
+        0,
+        unit="elements",
+        shown="dim / n_heads, or what model.args.mla says",
+        gt=0,
+        shapes=True,
     )
     ffn_dim: int = key(
         Mark.IDENTITY,
-        "Inner width of the SwiGLU; left out in a mixture of experts.",
+        "Inner width of the SwiGLU; in a mixture of experts of its dense layers, left out where there are none.",
         0,
         unit="elements",
         ge=0,
@@ -101,6 +129,7 @@ class ModelArgs(Section):
     )
     dropout: float = key(Mark.IDENTITY, "Chance that a residual branch's element is dropped.", 0.0, ge=0, lt=1)
     moe: MoeArgs | None = None
+    mla: MlaArgs | None = None
     rope_scaling: RopeScaling | None = None
 
     @model_validator(mode="before")
@@ -110,14 +139,20 @@ class ModelArgs(Section):
             return value
         dim, heads = value.get("dim"), value["n_heads"]
         filled = {"n_kv_heads": heads, **value}
-        if type(dim) is int and type(heads) is int and 0 < heads <= dim <= MOST["elements"] and dim % heads == 0:
+        if (mla := value.get("mla")) is not None:
+            named = ("qk_nope_head_dim", "qk_rope_head_dim")
+            parts = [mla[name] for name in named if type(mla.get(name)) is int] if isinstance(mla, dict) else []
+            if len(parts) == 2 and min(parts) > 0:
+                filled.setdefault("head_dim", sum(parts))
+        elif type(dim) is int and type(heads) is int and 0 < heads <= dim <= MOST["elements"] and dim % heads == 0:
             filled.setdefault("head_dim", dim // heads)
         return filled
 
     @property
     def usual(self) -> frozenset[str]:
         """Keys of a later version than the first that have the value which was the only one before."""
-        usual = {"head_dim": self.dim // self.n_heads, "qk_norm": False, "qkv_bias": False}
+        width = self.mla.head_dim if self.mla else self.dim // self.n_heads
+        usual = {"head_dim": width, "qk_norm": False, "qkv_bias": False}
         return frozenset(name for name, value in usual.items() if getattr(self, name) == value)
 
 

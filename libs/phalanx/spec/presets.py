@@ -7,8 +7,10 @@ has it: what to import released weights into. qwen3-*: dense Qwen3 (arXiv 2505.0
 config.json). gpt3-175b: depth, width and heads of GPT-3 (arXiv 2005.14165, table 2.1) with Llama-style blocks and a
 SwiGLU of the same size as its MLP. mixtral-8x7b: arXiv 2401.04088, table 1; mixtral-8x22b: its public config.json.
 qwen3-30b-a3b, qwen3-235b-a22b: arXiv 2505.09388, table 2. The weight of their loss of balance is for ours, which is
-added up over the layers (docs/decisions/expert-balance.md). NAME-tiny: all that llama3.1-8b, qwen3-8b, mixtral-8x7b and
-qwen3-30b-a3b have, in a model for tests.
+added up over the layers (docs/decisions/expert-balance.md).
+deepseek-v3: arXiv 2412.19437, section 4.2, and its public config.json, scaled for windows of 163,840 tokens, without
+the module that predicts a second token. NAME-tiny: all that llama3.1-8b, qwen3-8b, mixtral-8x7b, qwen3-30b-a3b and
+deepseek-v3 have, in a model for tests.
 """
 
 from __future__ import annotations
@@ -52,6 +54,27 @@ def _experts(num_experts: int, top_k: int, expert_ffn_dim: int) -> Mapping[str, 
     return MappingProxyType({**sizes, "aux_loss": 0.001})
 
 
+def _deepseek_v3(
+    shape: Mapping[str, Any], moe: Mapping[str, Any], latents: tuple[int, int, int, int, int], window: int
+) -> Mapping[str, Any]:
+    """latents: q_lora_rank, kv_lora_rank, and the widths of a head without positions, with them, and of its value.
+    window: before it was scaled, in tokens. Balanced as its report says, section 4.2.
+    """
+    names = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    choice = {"score": "sigmoid", "num_shared_experts": 1, "route_scale": 2.5, "selection_bias": True}
+    yarn = {"type": "yarn", "factor": 40.0, "original_max_position_embeddings": window}
+    yarn |= {"beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    return MappingProxyType(
+        {
+            **shape,
+            "norm_eps": 1e-6,
+            "mla": MappingProxyType(dict(zip(names, latents, strict=True))),
+            "moe": MappingProxyType({**choice, **moe, "aux_loss": 0.0001}),
+            "rope_scaling": MappingProxyType(yarn),
+        }
+    )
+
+
 _MIXTRAL: Mapping[str, Any] = MappingProxyType({"rope_theta": 1_000_000.0})
 _QWEN3: Mapping[str, Any] = MappingProxyType({"qk_norm": True, "norm_eps": 1e-6, "rope_theta": 1_000_000.0})
 _LLAMA3_1B = _llama3(2048, 16, 32, 8192, tie_embeddings=True)
@@ -87,5 +110,18 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "qwen3-moe-tiny": _shape(64, 2, 4, 2, 0, 512, head_dim=32, **_QWEN3, moe=_experts(8, 3, 48)),
         "qwen3-30b-a3b": _shape(2048, 48, 32, 4, 0, 151_936, head_dim=128, **_QWEN3, moe=_experts(128, 8, 768)),
         "qwen3-235b-a22b": _shape(4096, 94, 64, 4, 0, 151_936, head_dim=128, **_QWEN3, moe=_experts(128, 8, 1536)),
+        "deepseek-v3-tiny": _deepseek_v3(
+            _shape(64, 3, 4, 4, 160, 512),
+            {"num_experts": 8, "top_k": 3, "expert_ffn_dim": 48, "num_groups": 4, "top_groups": 2, "first_k_dense": 1},
+            (32, 24, 16, 8, 16),
+            64,
+        ),
+        "deepseek-v3": _deepseek_v3(
+            _shape(7168, 61, 128, 128, 18_432, 129_280),
+            {"num_experts": 256, "top_k": 8, "expert_ffn_dim": 2048, "num_groups": 8, "top_groups": 4}
+            | {"first_k_dense": 3},
+            (1536, 512, 128, 64, 128),
+            4096,
+        ),
     }
 )

@@ -1,5 +1,5 @@
-"""Hugging Face's Llama, Qwen2, Qwen3, Mixtral and Qwen3-MoE and the decoder: the same logits from the same weights,
-names and configuration both ways.
+"""Hugging Face's Llama, Qwen2, Qwen3, Mixtral, Qwen3-MoE and DeepSeek-V3 and the decoder: the same logits from the same
+weights, names and configuration both ways.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from phalanx.core.errors import PhalanxError, Problems
-from phalanx.models.args import DecoderArgs, MoeShape, RopeScaling
+from phalanx.models.args import DecoderArgs, MlaShape, MoeShape, RopeScaling
 from phalanx.models.decoder import Decoder
 from phalanx.models.experts import stored_names
 from phalanx.models.hugging_face import (
@@ -44,6 +44,13 @@ SMALL = {
 # Windows of 48 tokens where the original ones had 16: every part of a scaling acts.
 LLAMA3 = RopeScaling("llama3", 8.0, 16, low_freq_factor=1.0, high_freq_factor=4.0)
 YARN = RopeScaling("yarn", 4.0, 16, beta_fast=2.0)
+DEEPSEEK = {
+    "n_kv_heads": 8,
+    "mla": MlaShape(kv_lora_rank=16, qk_nope_head_dim=12, qk_rope_head_dim=8, v_head_dim=10, q_lora_rank=24),
+    "moe": MoeShape(
+        8, 3, 24, 1, "sigmoid", route_scale=2.5, num_groups=4, top_groups=2, selection_bias=True, first_k_dense=1
+    ),
+}
 VARIANTS = {
     "llama": {},
     "llama tied": {"tie_embeddings": True},
@@ -63,6 +70,19 @@ VARIANTS = {
         "head_dim": 16,
         "ffn_dim": 0,
         "moe": MoeShape(8, 3, 24, normalise=False),
+    },
+    "deepseek-v3": DEEPSEEK,
+    "deepseek-v3 with queries from the input": {**DEEPSEEK, "mla": MlaShape(16, 12, 8, 10)},
+    "deepseek-v3 with yarn": {**DEEPSEEK, "rope_scaling": RopeScaling("yarn", 4.0, 16, mscale=1.0, mscale_all_dim=1.0)},
+    "deepseek-v3 with yarn of two magnitudes": {
+        **DEEPSEEK,
+        "rope_scaling": RopeScaling("yarn", 4.0, 16, mscale=0.8, mscale_all_dim=1.3),
+    },
+    "deepseek-v3 with yarn without magnitudes, tied": {**DEEPSEEK, "rope_scaling": YARN, "tie_embeddings": True},
+    "deepseek-v3 without groups and dense layers": {
+        **DEEPSEEK,
+        "ffn_dim": 0,
+        "moe": MoeShape(6, 2, 24, 2, "sigmoid", False, 1.5, selection_bias=True),
     },
 }
 LENGTH = 48

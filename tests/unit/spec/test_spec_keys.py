@@ -48,6 +48,8 @@ def test_numbers_with_a_dimension_carry_a_unit():
         "model.args.rope_scaling.beta_fast",
         "model.args.rope_scaling.beta_slow",
         "model.args.rope_scaling.attention_factor",
+        "model.args.rope_scaling.mscale",
+        "model.args.rope_scaling.mscale_all_dim",
         "training.seed",
         "training.max_norm",
         "training.loss_scale_init",

@@ -23,6 +23,7 @@ from phalanx.checkpoint.importing.parameters import (
 from phalanx.checkpoint.importing.source import Source, SourceTensor
 from phalanx.core.errors import PhalanxError, Problems
 from phalanx.models.args import DecoderArgs
+from phalanx.models.hugging_face_deepseek import is_predicting, num_predicting
 
 Rotary = Literal["half", "interleaved"]
 _OUTPUT = "output.weight"
@@ -72,9 +73,10 @@ def planned(
     Raises Problems that list everything that is missing, unknown, of another shape or type, or configured otherwise.
     """
     shapes = shapes_of(args)
-    found = _Found(source, frozenset({*shapes, _OUTPUT}), with_optimizer, set(leave_out))
+    predicting = {n for n in source.tensors if is_predicting(n, args.n_layers, num_predicting(source.config))}
+    found = _Found(source, frozenset({*shapes, _OUTPUT}), with_optimizer, set(leave_out), predicting)
     problems = [*config_problems(source, args), *found.problems]
-    pairing, rotary_problems = _rotary(source, found, rotary)
+    pairing, rotary_problems = _rotary_of_latents(rotary) if args.mla else _rotary(source, found, rotary)
     problems += rotary_problems
     if with_optimizer and not any(is_optimizer(name) for name in source.tensors):
         problems.append(
@@ -90,7 +92,7 @@ def planned(
     problems += found.mismatches(shapes)
     if problems:
         raise Problems(source.url, problems)
-    heads = args.head_dim if pairing == "interleaved" else None
+    heads = args.head_dim if pairing == "interleaved" and args.mla is None else None
     tensors = [
         MappedTensor(
             f"model.{name}" if part == "model" else f"optim.{name}.{part}",
@@ -107,9 +109,16 @@ def planned(
 
 
 class _Found:
-    """What the names of a source mean."""
+    """What the names of a source mean. predicting: those of layers behind the decoder's."""
 
-    def __init__(self, source: Source, known: frozenset[str], with_optimizer: bool, leave_out: set[str]) -> None:
+    def __init__(
+        self,
+        source: Source,
+        known: frozenset[str],
+        with_optimizer: bool,
+        leave_out: set[str],
+        predicting: set[str],
+    ) -> None:
         self._source = source
         self.by_meaning: dict[tuple[str, str], SourceTensor] = {}
         self.counters: dict[str, str] = {}  # of a parameter: the name of its number of updates
@@ -123,9 +132,10 @@ class _Found:
         unused_counters = [] if with_optimizer else [name for name in source.others if is_counter(name)]
         self._unused += unused_counters
         unknown = [name for name in source.others if not is_setting(name) and name not in set(unused_counters)]
+        unneeded = leave_out | predicting
         for name, tensor in source.tensors.items():
             meaning = meaning_of(name, known)
-            if name in leave_out or is_setting(name) or (is_optimizer(name) and not with_optimizer):
+            if name in unneeded or is_setting(name) or (is_optimizer(name) and not with_optimizer):
                 self._unused.append(name)
             elif meaning is None:
                 unknown.append(name)
@@ -232,6 +242,16 @@ def _unknown(names: Sequence[str]) -> PhalanxError:
         expected="a name of the built-in decoder, as torchtitan, Hugging Face's Llama and Qwen or Phalanx has it",
         remedy=f"if the model can do without it: {options}{more}",
     )
+
+
+def _rotary_of_latents(given: Rotary | None) -> tuple[Rotary, list[PhalanxError]]:
+    """Latent attention pairs neighbours, here as in DeepSeek's own code and in transformers."""
+    if given != "half":
+        return "interleaved", []
+    wrong = PhalanxError(
+        "--rotary", value=given, expected="interleaved: latent attention pairs neighbours", remedy="leave it out"
+    )
+    return "interleaved", [wrong]
 
 
 def _rotary(source: Source, found: _Found, given: Rotary | None) -> tuple[Rotary, list[PhalanxError]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import PhalanxError
-from phalanx.models.args import DecoderArgs, MoeShape
+from phalanx.models.args import DecoderArgs, MlaShape, MoeShape
 from phalanx.models.hugging_face import name_from_hugging_face
 
 MOMENTS: Final = ("exp_avg", "exp_avg_sq")
@@ -33,30 +33,49 @@ class Meaning:
 
 def shapes_of(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
     """The parameters of a decoder and their shapes, tied ones once (docs/formats/checkpoint.md)."""
-    dim, queries, keys = args.dim, args.n_heads * args.head_dim, args.n_kv_heads * args.head_dim
-    block: dict[str, tuple[int, ...]] = {
-        "attention.wq.weight": (queries, dim),
-        "attention.wk.weight": (keys, dim),
-        "attention.wv.weight": (keys, dim),
-        "attention.wo.weight": (dim, queries),
-        "attention_norm.weight": (dim,),
-        "ffn_norm.weight": (dim,),
-    }
-    if args.moe is None:
-        block |= _swiglu("feed_forward", dim, args.ffn_dim)
-    else:
-        block |= _mixture(args.moe, dim)
-    if args.qkv_bias:
-        block |= {"attention.wq.bias": (queries,), "attention.wk.bias": (keys,), "attention.wv.bias": (keys,)}
-    if args.qk_norm:
-        block |= {f"attention.{each}_norm.weight": (args.head_dim,) for each in ("q", "k")}
+    dim = args.dim
+    block = {**_attention(args), "attention_norm.weight": (dim,), "ffn_norm.weight": (dim,)}
+    dense = _swiglu("feed_forward", dim, args.ffn_dim)
+    experts = {} if args.moe is None else _mixture(args.moe, dim)
     shapes: dict[str, tuple[int, ...]] = {"tok_embeddings.weight": (args.vocab_size, dim)}
     for layer in range(args.n_layers):
-        shapes |= {f"layers.{layer}.{name}": shape for name, shape in block.items()}
+        inside = {**block, **(dense if args.is_dense(layer) else experts)}
+        shapes |= {f"layers.{layer}.{name}": shape for name, shape in inside.items()}
     shapes["norm.weight"] = (dim,)
     if not args.tie_embeddings:
         shapes["output.weight"] = (args.vocab_size, dim)
     return shapes
+
+
+def _attention(args: DecoderArgs) -> dict[str, tuple[int, ...]]:
+    dim, queries, keys = args.dim, args.n_heads * args.head_dim, args.n_kv_heads * args.head_dim
+    if args.mla is not None:
+        return {f"attention.{name}.weight": shape for name, shape in _latents(args.mla, dim, args.n_heads).items()}
+    found: dict[str, tuple[int, ...]] = {
+        "attention.wq.weight": (queries, dim),
+        "attention.wk.weight": (keys, dim),
+        "attention.wv.weight": (keys, dim),
+        "attention.wo.weight": (dim, queries),
+    }
+    if args.qkv_bias:
+        found |= {"attention.wq.bias": (queries,), "attention.wk.bias": (keys,), "attention.wv.bias": (keys,)}
+    if args.qk_norm:
+        found |= {f"attention.{each}_norm.weight": (args.head_dim,) for each in ("q", "k")}
+    return found
+
+
+def _latents(mla: MlaShape, dim: int, n_heads: int) -> dict[str, tuple[int, ...]]:
+    queries, rank = n_heads * (mla.qk_nope_head_dim + mla.qk_rope_head_dim), mla.q_lora_rank
+    found: dict[str, tuple[int, ...]] = (
+        {"wq_a": (rank, dim), "q_a_norm": (rank,), "wq_b": (queries, rank)} if rank else {"wq": (queries, dim)}
+    )
+    return {
+        **found,
+        "wkv_a": (mla.kv_lora_rank + mla.qk_rope_head_dim, dim),
+        "kv_a_norm": (mla.kv_lora_rank,),
+        "wkv_b": (n_heads * (mla.qk_nope_head_dim + mla.v_head_dim), mla.kv_lora_rank),
+        "wo": (dim, n_heads * mla.v_head_dim),
+    }
 
 
 def _swiglu(name: str, dim: int, width: int) -> dict[str, tuple[int, ...]]:
