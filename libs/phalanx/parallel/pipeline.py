@@ -78,12 +78,20 @@ def stage_shapes(
     gives_logits: bool = True,
 ) -> list[StageShapes]:
     """Shapes of every stage, from a forward of the uncut stages on the meta device. gives_logits: false where the last
-    one gives what the head takes, whole on every tp rank.
+    one gives what the head takes, whole on every tp rank. Raises PhalanxError where a stage gives no hidden states of
+    whole windows: ranks could not send them to each other.
     """
     ids = torch.zeros(local_batch_size, seq_len, dtype=torch.int64, device="meta")
     shapes, hidden = [], ids
-    for stage in stages:
+    for index, stage in enumerate(stages):
         before, hidden = hidden, stage(hidden, ids, None)
+        if not isinstance(hidden, Tensor) or hidden.dim() != 3 or hidden.shape[:2] != ids.shape:
+            raise PhalanxError(
+                f"split_stages() stage {index}",
+                value=tuple(hidden.shape) if isinstance(hidden, Tensor) else type(hidden).__name__,
+                expected=f"forward to give one tensor [{local_batch_size} windows, {seq_len} tokens, width]",
+                remedy="pack all that the next stage needs into it, along the last dimension",
+            )
         shapes.append((before.shape, hidden.shape))
     return [
         StageShapes(
@@ -176,7 +184,34 @@ class Pipeline:
         )
         for name, part in _PARTS.items():
             setattr(stage, name, self._clock.timed(part, getattr(stage, name)))
+        stage.forward_one_chunk = self._sendable(stage.forward_one_chunk, index)
         return stage
+
+    def _sendable(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
+        """`forward` of a stage, whose output is looked at before it is sent: the ranks of the next stage receive a
+        tensor of the shape and type that the meta device gave, and gloo would abort on another.
+        """
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            output = forward(*args, **kwargs)
+            self._check_output(output, index)
+            return output
+
+        return checked
+
+    def _check_output(self, output: Any, index: int) -> None:
+        shapes = self.shapes[index]
+        if index == len(self.shapes) - 1:
+            return
+        found = f"{tuple(output.shape)} {output.dtype}" if isinstance(output, Tensor) else type(output).__name__
+        announced = f"{tuple(shapes.outputs)} {shapes.dtype}"
+        if found != announced:
+            raise PhalanxError(
+                f"split_stages() stage {index}",
+                value=found,
+                expected=f"forward to give {announced}, as on the meta device, at every step",
+                remedy="give the same shape whatever the tokens are, in the type of the weights",
+            )
 
     def _input(self, index: int) -> Tensor:
         shapes = self.shapes[index]
@@ -206,6 +241,7 @@ class Pipeline:
                 output = module(
                     hidden, position_ids=parts["position_ids"][slot], document_ids=parts["document_ids"][slot]
                 )
+                self._check_output(output, index)
                 if index == len(self.shapes) - 1:
                     total += measures(output, parts["targets"][slot], valid_tokens)
                 elif self._rank_of(index + 1) == self.group.rank():

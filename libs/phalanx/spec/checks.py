@@ -251,6 +251,13 @@ def _pipeline(job: Job, layout: Layout | None) -> Iterator[Finding]:
             "torch 2.13 silently computes wrong gradients there",
             "set zero = 1, or choose interleaved_1f1b",
         )
+    if job.compile.enable and schedule in ZERO_BUBBLE_SCHEDULES:
+        yield Finding(
+            ("compile.enable", "parallel.schedule", "parallel.pp"),
+            True,
+            f"false with the schedule {schedule}: torch 2.13 can't split a compiled backward into its two parts",
+            "set it to false, or choose interleaved_1f1b",
+        )
 
 
 def _stage_lengths(lengths: tuple[int, ...] | None, num_stages: int, n_layers: int) -> Iterator[Finding]:

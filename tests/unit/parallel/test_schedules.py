@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+from torch import Tensor, nn
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from phalanx.core.errors import PhalanxError
-from phalanx.parallel.pipeline import check_pipeline
+from phalanx.parallel.pipeline import check_pipeline, stage_shapes
 from phalanx.parallel.schedules import SCHEDULES, is_v_shaped, multiple_of, schedule_named, stages_of
 
 
@@ -62,3 +66,38 @@ def test_pipeline_that_torch_gets_wrong_is_refused(schedule: str, zero: int, com
 @pytest.mark.parametrize(("schedule", "zero"), [("1f1b", 3), ("gpipe", 1), ("zbv", 1)])
 def test_pipeline_that_torch_gets_right_is_admitted(schedule: str, zero: int) -> None:
     check_pipeline(schedule, zero, compiled=False)
+
+
+class _Giving(nn.Module):
+    """A stage that gives `given` of its input's hidden states."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__()
+        self.given = given
+
+    def forward(self, x: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Any:
+        return self.given(x.new_empty((*x.shape[:2], 8), dtype=torch.float32))
+
+
+def test_shapes_of_stages_are_cut_over_the_sequence() -> None:
+    stages = [_Giving(lambda hidden: hidden) for _ in range(2)]
+    first, last = stage_shapes(stages, 3, 16, torch.bfloat16, cp=2, tp=2)
+    assert (first.inputs, first.outputs) == ((3, 8), (3, 4, 8))
+    assert (last.inputs, last.outputs) == ((3, 4, 8), (3, 8, 4))
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        (lambda hidden: (hidden, hidden), "tuple"),
+        (lambda hidden: hidden[:, 0], r"\(3, 8\)"),
+        (lambda hidden: hidden[:, ::2], r"\(3, 8, 8\)"),
+        (lambda hidden: hidden.mT, r"\(3, 8, 16\)"),
+    ],
+)
+def test_stage_that_gives_no_hidden_states_of_whole_windows_is_refused_by_name(given: Any, told: str) -> None:
+    stages = [_Giving(lambda hidden: hidden), _Giving(given)]
+    with pytest.raises(
+        PhalanxError, match=rf"^split_stages\(\) stage 1 is .*{told}.*one tensor \[3 windows, 16 tokens"
+    ):
+        stage_shapes(stages, 3, 16, torch.float32, cp=1, tp=1)

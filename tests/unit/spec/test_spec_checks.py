@@ -135,6 +135,12 @@ EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "
             "activation_checkpoint.mode",
             "none or full with the schedule zbv",
         ),
+        (
+            {"compile__enable": True, "parallel": {"pp": 2, "schedule": "dualpipev", "zero": 1}},
+            2,
+            "compile.enable",
+            "false with the schedule dualpipev",
+        ),
         ({"parallel__pp": 8}, 8, "parallel.pp", "at most 4 stages"),
         (
             {"parallel__pp": 2, "parallel__stage_split": "1,2,1"},
