@@ -26,6 +26,11 @@ FORMAT: Final = "phalanx.records/2"
 WITHOUT_PARTS: Final = "phalanx.records/1"  # of the parts of a step it has data_wait_s alone
 
 
+def _no_rows() -> npt.NDArray[Any]:
+    """The default of a column that came later."""
+    return np.zeros(0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class WindowRows:
     """One row for each of n windows, and their m segments flattened.
@@ -83,7 +88,9 @@ class StepRows:
     update), valid_tokens int64 (targets that counted), step_time_s float64 (seconds from begin to end), and the parts
     of its wall time, float64 (see `StepParts`; NaN where an older format didn't have them), and
     replica_bytes int64 (what all ranks handed to collectives over `dp_replicate`, where the trainer itself calls them;
-    0 where fully_shard sums gradients, and in records that don't have it).
+    0 where fully_shard sums gradients, and in records that don't have it), and
+    expert_worst, expert_mean, expert_idle, balance_loss (see `ExpertLoad`) and loss_scale (by which float16 multiplied
+    the loss), float64, NaN where there are none.
     """
 
     step: Int64
@@ -99,11 +106,17 @@ class StepRows:
     checkpoint_s: npt.NDArray[np.float64]
     evaluation_s: npt.NDArray[np.float64]
     rest_s: npt.NDArray[np.float64]
-    replica_bytes: Int64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    replica_bytes: Int64 = field(default_factory=_no_rows)
+    expert_worst: npt.NDArray[np.float64] = field(default_factory=_no_rows)
+    expert_mean: npt.NDArray[np.float64] = field(default_factory=_no_rows)
+    expert_idle: npt.NDArray[np.float64] = field(default_factory=_no_rows)
+    balance_loss: npt.NDArray[np.float64] = field(default_factory=_no_rows)
+    loss_scale: npt.NDArray[np.float64] = field(default_factory=_no_rows)
 
     def __post_init__(self) -> None:
-        if not len(self.replica_bytes):
-            object.__setattr__(self, "replica_bytes", np.zeros(len(self.step), np.int64))
+        for name in _LATER:
+            if not len(getattr(self, name)):
+                object.__setattr__(self, name, np.full(len(self.step), _nothing(name), _STEP_DTYPES[name]))
         _require_columns(self, _STEP_DTYPES)
         _require_one_length(self, tuple(_STEP_DTYPES))
         if len(self) and self.step.min() < 1:
@@ -111,6 +124,13 @@ class StepRows:
 
     def __len__(self) -> int:
         return len(self.step)
+
+    @property
+    def overflowed(self) -> npt.NDArray[np.bool_]:
+        """The steps of which no more is wrong than that gradients overflowed under a scaled loss, which a lower scale
+        follows (`phalanx.trainer.loss_scale`): their update was left out, their loss holds.
+        """
+        return np.isfinite(self.loss) & ~np.isfinite(self.gradient_norm) & (self.loss_scale > 1)
 
     @staticmethod
     def concatenate(parts: Sequence[StepRows]) -> StepRows:
@@ -126,12 +146,26 @@ _SPECIAL: Final[Mapping[str, type[np.generic]]] = {
     "loss": np.float64,
     "gradient_norm": np.float64,
     "step_time_s": np.float64,
+    "expert_worst": np.float64,
+    "expert_mean": np.float64,
+    "expert_idle": np.float64,
+    "balance_loss": np.float64,
+    "loss_scale": np.float64,
     **{part.value: np.float64 for part in Part},
 }
 _WINDOW_DTYPES: Final = {each.name: np.dtype(_SPECIAL.get(each.name, np.int64)) for each in fields(WindowRows)}
 _STEP_DTYPES: Final = {each.name: np.dtype(_SPECIAL.get(each.name, np.int64)) for each in fields(StepRows)}
 
-_LATER: Final = ("replica_bytes",)  # columns that came later: left out where they are 0 throughout
+# Columns that came later: left out where they say nothing throughout.
+_LATER: Final = ("replica_bytes", "expert_worst", "expert_mean", "expert_idle", "balance_loss", "loss_scale")
+
+
+def _nothing(column: str) -> float:
+    return 0 if _STEP_DTYPES[column].kind == "i" else np.nan
+
+
+def _says_something(name: str, column: npt.NDArray[Any]) -> bool:
+    return bool((column != 0).any() if _STEP_DTYPES[name].kind == "i" else (~np.isnan(column)).any())
 
 
 def _require_columns(rows: WindowRows | StepRows, dtypes: Mapping[str, np.dtype[Any]]) -> None:
@@ -156,7 +190,7 @@ def encode_records(name: RecordsName, windows: WindowRows, steps: StepRows) -> b
     tensors |= {
         f"steps.{column}": np.ascontiguousarray(getattr(steps, column))
         for column in _STEP_DTYPES
-        if column not in _LATER or getattr(steps, column).any()
+        if column not in _LATER or _says_something(column, getattr(steps, column))
     }
     # One key only: safetensors keeps no order among several, and the bytes would differ from run to run.
     return bytes(save(tensors, metadata={"phalanx": _header(name)}))

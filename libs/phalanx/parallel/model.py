@@ -90,6 +90,7 @@ class ParallelModel:
         check_head(model, job.loss.chunk_tokens)
         self._chunk_tokens, self._z_loss = job.loss.chunk_tokens, job.loss.z_loss
         self.z_loss = torch.zeros((), device=self.device)
+        self.balance_loss = torch.zeros((), device=self.device)
         self.loss_scale = 1.0
         if self._chunk_tokens:
             assert isinstance(model, HasHead), "check_head refused it"
@@ -394,9 +395,13 @@ class ParallelModel:
 
     def take_expert_counts(self) -> Tensor | None:
         """Tokens of the steps since the last time that went to each expert, over all ranks, int64 [layers, E]; None for
-        a model without routers. All ranks together.
+        a model without routers. All ranks together. `balance_loss` is then this rank's part of what the losses of
+        balance (`moe.aux_loss`) added to what was minimised in these steps; the parts of all ranks sum up to it.
         """
-        return None if self._routing is None else self._routing.take()
+        if self._routing is None:
+            return None
+        counts, self.balance_loss = self._routing.take()
+        return counts
 
     def move_biases(self, expert_counts: Tensor) -> None:
         """Move each layer's selection bias, where it has one, by what `take_expert_counts` gave."""

@@ -44,15 +44,19 @@ class Routing:
         assert moe is not None, "routers come of it"
         return cls(found, job.model.decoder.n_layers, moe.num_experts, mesh)
 
-    def take(self) -> Tensor:
-        """Tokens by layer and expert since the last time, over all ranks, int64 [layers, E]."""
+    def take(self) -> tuple[Tensor, Tensor]:
+        """What came since the last time: tokens by layer and expert over all ranks, int64 [layers, E], and this rank's
+        part of the losses of balance, fp32 0-dim.
+        """
         counts = torch.zeros(self.num_layers, self.num_experts, dtype=torch.int64, device=self.mesh.device)
+        balance_loss = torch.zeros((), device=self.mesh.device)
         for layer, router in self.routers.items():
-            counts[layer], _ = router.balance.take(self.mesh.device)
+            counts[layer], loss = router.balance.take(self.mesh.device)
+            balance_loss += loss
         for axis in ("dp_shard_cp", "dp_replicate", "pp"):
             if (group := self.mesh.groups.get(axis)) is not None and group.size() > 1:
                 dist.all_reduce(counts, group=group)
-        return counts
+        return counts, balance_loss
 
     @torch.no_grad()
     def move_biases(self, counts: Tensor) -> None:
@@ -63,21 +67,3 @@ class Routing:
             if router.selection_bias is not None:
                 own = counts[layer].double()
                 router.selection_bias.add_((own.mean() - own).sign(), alpha=router.shape.bias_update_rate)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertLoad:
-    """How even a step was: tokens of the busiest expert over the mean of its layer (1: even), of the worst layer and in
-    the mean of the layers; and the share of experts without any token.
-    """
-
-    worst: float
-    mean: float
-    idle: float
-
-    @classmethod
-    def of(cls, counts: Tensor) -> ExpertLoad:
-        """counts: int64 [layers, E]. A step without a token is even."""
-        means = counts.double().mean(1)
-        busiest = torch.where(means > 0, counts.amax(1) / means.clamp(min=1e-9), 1.0)
-        return cls(float(busiest.max()), float(busiest.mean()), float((counts == 0).double().mean()))

@@ -94,6 +94,9 @@ class Validation(Section):
     windows: int = key(Mark.FREE, "Windows of one evaluation, always the same ones.", 64, unit="windows", gt=0)
 
 
+MAX_METRICS = 16  # names of `metrics.fn`: each is a chart of the page and a figure of every record
+
+
 class Metrics(Section):
     """Where the numbers go besides the records in storage."""
 
@@ -105,13 +108,17 @@ class Metrics(Section):
         Mark.FREE,
         "Functions of your own that are evaluated beside the held-out loss, by the names under which they are shown: "
         '`{ accuracy = "package.module:function" }`. Each is called with logits and targets and gives a sum over '
-        "tokens.",
+        f"tokens. At most {MAX_METRICS}.",
         {},
     )
 
     @field_validator("fn")
     @classmethod
-    def _names_are_short(cls, value: dict[str, str]) -> dict[str, str]:
+    def _names_are_few_and_short(cls, value: dict[str, str]) -> dict[str, str]:
+        if len(value) > MAX_METRICS:
+            raise wrong(
+                f"at most {MAX_METRICS} names, not {len(value)}", "leave some out: each is a figure of every record"
+            )
         for name in value:
             if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", name) or name in ("loss", "validation_loss"):
                 raise wrong(f"names of lower-case letters, digits and `_`, not {name!r}", "rename it")

@@ -21,7 +21,8 @@ class Metric(StrEnum):
     SAVE_STALL_S = "checkpoint/stall_s"
     EVALUATION_LOSS = "evaluation/loss"
     EVALUATION = "evaluation"  # prefix: evaluation/<name> of each of `metrics.fn`
-    EXPERT_LOAD = "experts"  # prefix: experts/<figure> of `phalanx.parallel.routing.ExpertLoad`
+    EXPERT_LOAD = "experts"  # prefix: experts/<figure> of `phalanx.core.expert_load.ExpertLoad`
+    LOSS_SCALE = "train/loss_scale"
     EPOCHS = "data/epochs"  # followed by / and the name of a mixture's source: passes over it
 
 

@@ -69,13 +69,17 @@ class Figures:
             if "replica_bytes_per_token" in fields:
                 self._row[Metric.REPLICA_BYTES_PER_TOKEN] = float(fields["replica_bytes_per_token"])
             for name, value in fields.get("expert_load", {}).items():
-                self._row[f"{Metric.EXPERT_LOAD}/{name}"] = float(value)
+                if value is not None:
+                    self._row[f"{Metric.EXPERT_LOAD}/{name}"] = float(value)
+            if "loss_scale" in fields:
+                self._row[Metric.LOSS_SCALE] = float(fields["loss_scale"])
             for source, epochs in fields.get("epochs", {}).items():
                 self._row[f"{Metric.EPOCHS}/{source}"] = float(epochs)
         elif kind == "evaluation" and int(fields["step"]) == self._step and fields["loss"] is not None:
             self._row[Metric.EVALUATION_LOSS] = float(fields["loss"])
             for name, value in fields.get("metrics", {}).items():
-                self._row[f"{Metric.EVALUATION}/{name}"] = float(value)
+                if value is not None:
+                    self._row[f"{Metric.EVALUATION}/{name}"] = float(value)
         elif kind == "opened":
             self._put()
 

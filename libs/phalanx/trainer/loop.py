@@ -14,9 +14,9 @@ import torch.distributed as dist
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.core.step_parts import Part
 from phalanx.lineage.rollback import NOT_FINITE_AGAIN
-from phalanx.parallel.routing import ExpertLoad
 from phalanx.stream import DamagedShard
 from phalanx.trainer.control import Orders, Plan
+from phalanx.trainer.expert_figures import expert_load, heat_fields
 from phalanx.trainer.feed import StepInput
 from phalanx.trainer.recorder import StepResult
 from phalanx.trainer.replicator import Replicator
@@ -82,6 +82,10 @@ def steps(session: Session) -> Ending:
             time.perf_counter() - started,
             clock.end_step(),
             replicas.take_bytes(session.step, session.last_step),
+            None
+            if expert_counts is None or not session.recorder.records_steps
+            else expert_load(job, expert_counts, word.balance_loss),
+            session.loss_scale.value if session.loss_scale.is_dynamic else None,
         )
         session.recorder.add(result, inputs.windows.rows)
         session.step_times.tell(result, time.perf_counter() - agreed)
@@ -203,6 +207,7 @@ class Word:
     is_any_busy: bool
     is_any_copying: bool = False
     z_loss: float = 0.0
+    balance_loss: float = 0.0
     profile: int = 0
 
     @property
@@ -228,15 +233,16 @@ def agree(session: Session, loss: torch.Tensor, square_sum: torch.Tensor) -> Wor
     flags += [float(copies.busy), float(copies.failed)] if copies is not None else [0.0, 0.0]
     flags.append(float(session.profiling.wanted()))
     squares = session.replicas.squares_of(square_sum)
-    parts = (torch.stack((loss.detach(), session.model.z_loss)), torch.tensor(flags, device=loss.device), squares)
+    losses = torch.stack((loss.detach(), session.model.z_loss, session.model.balance_loss))
+    parts = (losses, torch.tensor(flags, device=loss.device), squares)
     word = torch.cat([part.double() for part in parts])
     dist.all_reduce(word)
-    loss_sum, z_loss, stops, checkpoints, busy, copying, uncopied, profile, *square_sums = word.tolist()
+    loss_sum, z_loss, balance_loss, stops, checkpoints, busy, copying, uncopied, profile, *square_sums = word.tolist()
     if copies is not None:
         copies.agreed(any_busy=copying > 0, any_failed=uncopied > 0)
     joined = (Orders.STOP if stops else Orders.NONE) | (Orders.CHECKPOINT if checkpoints else Orders.NONE)
     norms = tuple(math.sqrt(square) if square >= 0 else math.nan for square in square_sums)
-    return Word(loss_sum, norms, joined, busy > 0, copying > 0, z_loss, int(profile))
+    return Word(loss_sum, norms, joined, busy > 0, copying > 0, z_loss, balance_loss, int(profile))
 
 
 def is_overflow(session: Session, step: Word | StepResult) -> bool:
@@ -305,11 +311,13 @@ def tell(session: Session, result: StepResult, lr: float, expert_counts: torch.T
             data_wait_s=result.parts.data_wait_s,
             parts=asdict(result.parts),
             **({"replica_bytes_per_token": bytes_per_token(session, tokens)} if job.has_apart_replicas else {}),
-            **({"loss_scale": session.model.loss_scale} if session.loss_scale.is_dynamic else {}),
+            **({"loss_scale": result.loss_scale} if result.loss_scale is not None else {}),
             **({"z_loss": z_loss if math.isfinite(z_loss) else None} if job.loss.z_loss else {}),
             **({"epochs": session.epochs()} if job.data.is_mixture else {}),
-            **({"expert_load": asdict(ExpertLoad.of(expert_counts))} if expert_counts is not None else {}),
+            **({"expert_load": asdict(result.experts)} if result.experts is not None else {}),
         )
+        if expert_counts is not None and session.heat_pace.is_due(is_last=result.step == session.last_step):
+            session.report("expert_heat", step=result.step, **heat_fields(expert_counts))
 
 
 def bytes_per_token(session: Session, tokens: int) -> float:
@@ -336,16 +344,17 @@ def tell_saves(session: Session) -> None:
 
 
 def evaluate_when_due(session: Session) -> dict[str, float]:
-    """Held-out loss and metrics every `validation.freq` steps and at the last one: told, and returned by name where
-    they are finite; nothing at other steps.
+    """Held-out loss and metrics every `validation.freq` steps and at the last one: told, with None for what is not
+    finite, and returned by name where they are finite; nothing at other steps.
     """
     job = session.prepared.job
     if session.evaluator is None or (session.step % job.validation.freq and session.step != session.last_step):
         return {}
     session.phases.enter("evaluation", session.step)
     loss, others = session.evaluator.measure()
-    told = {name: value for name, value in others.items() if math.isfinite(value)}
+    told = {name: value if math.isfinite(value) else None for name, value in others.items()}
     if session.rank == 0:
         shown = {"metrics": told} if others else {}
         session.report("evaluation", step=session.step, loss=loss if math.isfinite(loss) else None, **shown)
-    return {**({"validation_loss": loss} if math.isfinite(loss) else {}), **told}
+    finite = {name: value for name, value in told.items() if value is not None}
+    return {**({"validation_loss": loss} if math.isfinite(loss) else {}), **finite}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
+from phalanx.core.expert_load import ExpertLoad
 from phalanx.core.step_parts import Part, StepParts
 from phalanx.lineage import Lineage, ObjectRef, StepRows, WindowRows
 from phalanx.objects import ObjectStore
@@ -17,7 +19,8 @@ from phalanx.stream.windows import ReadRows
 class StepResult:
     """What a step gave, the same on every rank but for the times. step_time_s: seconds from its begin to its end.
     parts: of its wall time. replica_bytes: what all ranks handed to collectives over `dp_replicate`, where the trainer
-    itself calls them.
+    itself calls them. experts: on the rank that records steps, of a model that has any. loss_scale: by which float16
+    multiplied the loss; None with other types.
     """
 
     step: int
@@ -27,6 +30,8 @@ class StepResult:
     step_time_s: float
     parts: StepParts
     replica_bytes: int = 0
+    experts: ExpertLoad | None = None
+    loss_scale: float | None = None
 
 
 class Recorder:
@@ -44,6 +49,11 @@ class Recorder:
         self._last_step = start_step
         self._windows: list[WindowRows] = []
         self._steps: list[StepResult] = []
+
+    @property
+    def records_steps(self) -> bool:
+        """Whether this is the rank that writes down the steps."""
+        return self._records_steps
 
     def add(self, result: StepResult, read: ReadRows) -> None:
         """Takes the rows of the step that comes after the last one taken."""
@@ -81,6 +91,7 @@ class Recorder:
 
 def _step_rows(results: list[StepResult]) -> StepRows:
     """The results as columns."""
+    loads = [result.experts for result in results]
     return StepRows(
         step=np.array([result.step for result in results], dtype=np.int64),
         loss=np.array([result.loss for result in results], dtype=np.float64),
@@ -91,4 +102,14 @@ def _step_rows(results: list[StepResult]) -> StepRows:
             part.value: np.array([getattr(result.parts, part) for result in results], dtype=np.float64) for part in Part
         },
         replica_bytes=np.array([result.replica_bytes for result in results], dtype=np.int64),
+        expert_worst=_figures(load.worst if load else None for load in loads),
+        expert_mean=_figures(load.mean if load else None for load in loads),
+        expert_idle=_figures(load.idle if load else None for load in loads),
+        balance_loss=_figures(load.balance_loss if load else None for load in loads),
+        loss_scale=_figures(result.loss_scale for result in results),
     )
+
+
+def _figures(values: Iterable[float | None]) -> npt.NDArray[np.float64]:
+    """A column; NaN stands for None."""
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)

@@ -29,6 +29,7 @@ from phalanx.stream.windows import MixtureReader, WindowReader
 from phalanx.trainer.caching import copies_folder, node_cache
 from phalanx.trainer.control import Control, Opening
 from phalanx.trainer.evaluator import Evaluator
+from phalanx.trainer.expert_figures import HeatPace
 from phalanx.trainer.feed import BatchShape, Feed, advanced
 from phalanx.trainer.local_updates import NUM_ROUNDS, OUTER_MOMENT
 from phalanx.trainer.loss_scale import LossScale
@@ -76,6 +77,7 @@ class Session:
     reading: JobReading
     profiling: Profiling
     loss_scale: LossScale
+    heat_pace: HeatPace
     replicator: Replicator | None = None
     not_finite_since: int | None = None
 
@@ -188,6 +190,7 @@ def build_session(
         step=start_step,
         reading=reading,
         profiling=Profiling(Profiles(store), rank, opening.attempt, device),
+        heat_pace=HeatPace(),
         loss_scale=loss_scale,
         replicator=_replicator(job, rank, keeper, lambda: state_of(model, optimizer)),
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from base64 import b64decode
 from collections.abc import Callable, Mapping
+from math import nan
 from typing import Any
 
 from phalanx.agent.inventory import Inventory
@@ -17,6 +19,8 @@ DROPPABLE = (
     "progress",
     "step_time",
     "save",
+    "expert_heat",
+    "overflow",
 )  # fields of a record's event that a later one of its kind makes up for
 
 
@@ -118,6 +122,8 @@ def _progress(record: pb.Record, event: Event, node: str) -> None:
             epochs=fields.get("epochs"),
             replica_bytes_per_token=fields.get("replica_bytes_per_token"),
             parts=_parts(fields),
+            experts=_experts(fields),
+            loss_scale=fields.get("loss_scale"),
         )
     )
 
@@ -138,6 +144,29 @@ def _parts(fields: Mapping[str, Any]) -> pb.StepParts | None:
     """Where a step's time went, if the rank told it."""
     told = fields.get("parts")
     return None if told is None else pb.StepParts(**{part.value: float(told[part]) for part in Part})
+
+
+def _experts(fields: Mapping[str, Any]) -> pb.ExpertLoad | None:
+    """How its experts were loaded, where the model has any."""
+    told = fields.get("expert_load")
+    if told is None:
+        return None
+    load = pb.ExpertLoad(worst=float(told["worst"]), mean=float(told["mean"]), idle=float(told["idle"]))
+    if told["balance_loss"] is not None:
+        load.balance_loss = float(told["balance_loss"])
+    return load
+
+
+def _expert_heat(record: pb.Record, event: Event, node: str) -> None:
+    fields = event.fields
+    counts = {name: int(fields[name]) for name in ("step", "num_layers", "num_experts", "experts_per_cell")}
+    record.expert_heat.CopyFrom(pb.ExpertHeat(**counts, load=b64decode(fields["load"])))
+
+
+def _overflow(record: pb.Record, event: Event, node: str) -> None:
+    fields = event.fields
+    told = pb.Overflow(step=int(fields["step"]), loss=float(fields["loss"]), loss_scale=float(fields["loss_scale"]))
+    record.overflow.CopyFrom(told)
 
 
 def _committed(record: pb.Record, event: Event, node: str) -> None:
@@ -165,7 +194,9 @@ def _non_finite(record: pb.Record, event: Event, node: str) -> None:
 
 
 def _evaluation(record: pb.Record, event: Event, node: str) -> None:
-    record.evaluation.CopyFrom(pb.Evaluation(step=int(event.fields["step"]), loss=event.fields["loss"]))
+    fields = event.fields
+    metrics = {name: nan if value is None else float(value) for name, value in fields.get("metrics", {}).items()}
+    record.evaluation.CopyFrom(pb.Evaluation(step=int(fields["step"]), loss=fields["loss"], metrics=metrics))
 
 
 def _opened(record: pb.Record, event: Event, node: str) -> None:
@@ -215,6 +246,8 @@ _MAKERS: Mapping[str, Callable[[Any, Event, str], None]] = {
     "save": _save,
     "non_finite": _non_finite,
     "evaluation": _evaluation,
+    "expert_heat": _expert_heat,
+    "overflow": _overflow,
     "opened": _opened,
     "restored": _restored,
     "damage": _damage,

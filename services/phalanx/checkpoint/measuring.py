@@ -68,7 +68,9 @@ class Measurer:
         return math.fsum(finite) / len(finite) if finite else math.nan
 
     def _course(self, survey: Survey, first: int, last: int) -> dict[int, float]:
-        """The loss of each recorded live step from `first` to `last`; NaN where loss or gradient norm is not finite."""
+        """The loss of each recorded live step from `first` to `last`; NaN where loss or gradient norm is not finite.
+        An overflow under a scaled loss, which a lower scale follows, is none of these: its loss counts.
+        """
         course: dict[int, float] = {}
         for ref in _covering(survey.recorded(), first, last):
             for records in self._surveyor.root(ref).records:
@@ -78,7 +80,7 @@ class Measurer:
     def _losses_in(self, records: ObjectRef) -> Mapping[int, float]:
         if records.key not in self._losses:
             _, rows = self._lineage.records.read(records)
-            is_finite = np.isfinite(rows.loss) & np.isfinite(rows.gradient_norm)
+            is_finite = np.isfinite(rows.loss) & (np.isfinite(rows.gradient_norm) | rows.overflowed)
             losses = np.where(is_finite, rows.loss, np.nan)
             self._losses[records.key] = dict(zip(rows.step.tolist(), losses.tolist(), strict=True))
         return self._losses[records.key]

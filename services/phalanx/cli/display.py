@@ -96,6 +96,8 @@ class RunDisplay:
             numbers += f"  {fields['replica_bytes_per_token']:,.1f} bytes/token between replicas"
         if fields.get("expert_load"):
             numbers += f"  busiest expert {fields['expert_load']['worst']:.2f} x mean"
+            if (balance := fields["expert_load"].get("balance_loss")) is not None:
+                numbers += f"  balance loss {_number(balance)}"
         if fields.get("z_loss") is not None:
             numbers += f"  z-loss {_number(fields['z_loss'])}"
         if fields.get("epochs"):

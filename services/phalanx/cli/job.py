@@ -296,6 +296,8 @@ def facts_of(job: JobView) -> dict[str, Any]:
         "epochs": dict(sorted(job.epochs.items())),
         "replica_bytes_per_token": job.replica_bytes_per_token,
         "step_parts": None if job.step_parts is None else asdict(job.step_parts),
+        "expert_load": None if job.expert_load is None else asdict(job.expert_load),
+        "evaluation": None if job.evaluation is None else asdict(job.evaluation),
         "attempt": job.attempt,
         "attempts_without_progress": job.num_attempts_without_progress,
         "checkpoint": None
@@ -348,12 +350,16 @@ def _print_job(job: JobView, *, as_json: bool, short: bool = False) -> None:
     elif short:
         sys.stdout.write(f"{job.name}: {job.state}{' (' + job.message + ')' if job.message else ''}\n")
     else:
+        from phalanx.cli.job_display import evaluation_words, load_words, shares_of
+
         if job.checkpoint is not None:
             facts["checkpoint"] = f"a{job.checkpoint.attempt}-s{job.checkpoint.step}"
         facts["cause"] = None if job.cause is None else job.cause.message
         if job.step_parts is not None and job.step_parts.wall_s > 0:
-            from phalanx.cli.job_display import shares_of
-
             facts["step_parts"] = shares_of(job.step_parts)
+        if job.expert_load is not None:
+            facts["expert_load"] = load_words(job.expert_load)
+        if job.evaluation is not None:
+            facts["evaluation"] = evaluation_words(job.evaluation)
         facts["epochs"] = ", ".join(f"{source} {passes:.2f}" for source, passes in facts["epochs"].items())
         print_facts({key: value for key, value in facts.items() if value not in (None, "", {})}, short_name(job.name))

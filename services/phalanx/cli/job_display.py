@@ -16,7 +16,8 @@ from phalanx.core.step_parts import Part, StepParts
 
 if TYPE_CHECKING:
     from phalanx.client import Client
-    from phalanx.train.values import EventView, JobView
+    from phalanx.core.expert_load import ExpertLoad
+    from phalanx.train.values import EvaluationView, EventView, JobView
 
 LOOK_EVERY_S = 0.5
 _BAD = ("incident", "recovering", "failed")
@@ -52,7 +53,8 @@ def watch_job(client: Client, name: str, after_revision: int, *, as_json: bool) 
 
         for job in follow_job(client, name, after_revision, show):
             loss = "" if job.loss is None else f"loss {job.loss:.4f} "
-            progress.update(task, completed=job.step, total=job.num_steps, said=f"{loss}{job.state}")
+            load = "" if job.expert_load is None else f"busiest expert {job.expert_load.worst:.2f} x mean "
+            progress.update(task, completed=job.step, total=job.num_steps, said=f"{loss}{load}{job.state}")
     return job
 
 
@@ -106,6 +108,19 @@ def shares_of(parts: StepParts) -> str:
     seconds = {part.value.removesuffix("_s").replace("_", " "): getattr(parts, part) for part in Part}
     shares = sorted(((value / parts.wall_s, name) for name, value in seconds.items()), reverse=True)
     return ", ".join(f"{name} {share:.0%}" for share, name in shares if share >= 0.005)
+
+
+def load_words(load: ExpertLoad) -> str:
+    """How evenly experts were loaded, in one line."""
+    said = f"busiest {load.worst:.2f} x mean of its layer, {load.mean:.2f} in the mean of layers, {load.idle:.0%} idle"
+    return said if load.balance_loss is None else f"{said}, balance loss {load.balance_loss:.4g}"
+
+
+def evaluation_words(evaluation: EvaluationView) -> str:
+    """An evaluation in one line."""
+    figures = {"loss": evaluation.loss, **dict(sorted(evaluation.metrics.items()))}
+    said = [f"{name} {'not finite' if value is None else f'{value:.4f}'}" for name, value in figures.items()]
+    return f"step {evaluation.step}: {', '.join(said)}"
 
 
 def event_facts(event: EventView) -> dict[str, Any]:

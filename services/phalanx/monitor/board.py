@@ -20,7 +20,7 @@ from phalanx.monitor.attention import AttentiveClock
 from phalanx.monitor.curve import PIECE_STEPS, Rows
 from phalanx.monitor.incident import Incident, incident_of
 from phalanx.monitor.rules import Action, Kind, Policy, Verdict
-from phalanx.monitor.run import ENDED, Run, Summary
+from phalanx.monitor.run import ENDED, Evaluated, Run, Summary
 from phalanx.monitor.store import MonitorStore, Position, RunChange, StoredRun
 from phalanx.rpc import NotFound
 
@@ -232,7 +232,10 @@ class Board:
         job, version = stored.summary.job, self._first_version + 1
         run = Run(replace(stored.summary, heard_s=time.monotonic()), lambda: self._store.curve(job), version, version)
         run.num_missed, run.attempts, run.attempts_version = stored.num_missed, dict(stored.attempts), version
-        run.evaluations = {step: (loss, version) for step, loss in stored.evaluations.items()}
+        run.evaluations = {
+            step: Evaluated(loss, metrics, version) for step, (loss, metrics) in stored.evaluations.items()
+        }
+        run.heat, run.heat_version = stored.heat, version
         run.events = {event.revision: (event, version) for event in stored.events}
         run.incidents = {each.id: (each, version) for each in stored.incidents}
         run.restored()
@@ -290,8 +293,8 @@ class Board:
         run.is_unsaved = False
         saved = self._saved_events.get(run.job, 0)
         events = tuple(event for revision, (event, _) in sorted(run.events.items()) if revision > saved)
-        evaluations = {step: loss for step, (loss, _) in run.evaluations.items()}
-        stored = StoredRun(_finite(run.summary), run.num_missed, dict(run.attempts), evaluations, events)
+        evaluations = {step: (found.loss, found.metrics) for step, found in run.evaluations.items()}
+        stored = StoredRun(_finite(run.summary), run.num_missed, dict(run.attempts), evaluations, events, heat=run.heat)
         taken = run.loaded.take_unsaved() if run.loaded is not None else None
         return RunChange(stored) if taken is None else RunChange(stored, *taken)
 

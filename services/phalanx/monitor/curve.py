@@ -1,7 +1,7 @@
 """The steps of a run as columns: one row a step, ascending, a step that is done again standing once.
 
 A curve is held in memory as one array of ROW and stored in pieces of `PIECE_STEPS` consecutive steps, so that a million
-steps cost 64 MB here and a few thousand rows there, and one more step rewrites one piece.
+steps cost 84 MB here and a few thousand rows there, and one more step rewrites one piece.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import astuple, dataclass
+from math import nan
 from typing import TypeAlias
 
 import numpy as np
@@ -24,17 +25,26 @@ ROW = np.dtype(
         ("data_wait_s", "<f8"),
         ("learning_rate", "<f8"),
         ("attempt", "<i8"),
+        ("expert_worst", "<f4"),
+        ("expert_mean", "<f4"),
+        ("expert_idle", "<f4"),
+        ("balance_loss", "<f4"),
+        ("loss_scale", "<f4"),
     ]
 )
+LATER = ("expert_worst", "expert_mean", "expert_idle", "balance_loss", "loss_scale")  # which most runs don't have
 PIECE_STEPS = 1024
 Rows: TypeAlias = npt.NDArray[np.void]  # of ROW
 
 _LEAST_CAPACITY = 64
+_VERSION = b"\x02"  # zlib begins with another byte
 
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """One step. Figures that are unknown or not finite are NaN. Times in seconds."""
+    """One step. Figures that are unknown or not finite are NaN. Times in seconds. Those behind `attempt`: see the
+    contract's Curve.
+    """
 
     step: int
     loss: float
@@ -44,6 +54,11 @@ class StepFigures:
     data_wait_s: float
     learning_rate: float
     attempt: int
+    expert_worst: float = nan
+    expert_mean: float = nan
+    expert_idle: float = nan
+    balance_loss: float = nan
+    loss_scale: float = nan
 
 
 class Curve:
@@ -180,20 +195,33 @@ def rows_from(columns: Mapping[str, npt.ArrayLike], length: int) -> Rows:
     return rows
 
 
+def overflowed(rows: Rows) -> npt.NDArray[np.bool_]:
+    """The steps whose gradients overflowed under a scaled loss: nothing is wrong with the run."""
+    found: npt.NDArray[np.bool_] = np.isfinite(rows["loss"]) & ~np.isfinite(rows["gradient_norm"])
+    return found & (rows["loss_scale"] > 1)
+
+
 def _encode(rows: Rows) -> bytes:
-    return zlib.compress(b"".join(np.ascontiguousarray(rows[name]).tobytes() for name in ROW.names or ()), 1)
+    columns = b"".join(np.ascontiguousarray(rows[name]).tobytes() for name in ROW.names or ())
+    return _VERSION + zlib.compress(columns, 1)
 
 
 def _decode(piece: bytes) -> Rows:
-    data = zlib.decompress(piece)
-    length, rest = divmod(len(data), ROW.itemsize)
+    """Pieces of the version before have no mark, and none of the columns in `LATER`."""
+    is_marked = piece.startswith(_VERSION)
+    try:
+        data = zlib.decompress(piece.removeprefix(_VERSION))
+    except zlib.error as error:
+        raise ValueError(f"a piece that is damaged: {error}") from error
+    names = [name for name in ROW.names or () if is_marked or name not in LATER]
+    length, rest = divmod(len(data), sum(ROW[name].itemsize for name in names))
     if rest:
         raise ValueError(f"a piece of {len(data)} bytes")
-    rows, offset = np.zeros(length, ROW), 0
-    for name in ROW.names or ():
-        rows[name] = np.frombuffer(data, ROW[name], length, offset)
+    columns, offset = {}, 0
+    for name in names:
+        columns[name] = np.frombuffer(data, ROW[name], length, offset)
         offset += length * ROW[name].itemsize
-    return rows
+    return rows_from(columns, length)
 
 
 def thinned(rows: Rows, max_points: int) -> Rows:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 
+import numpy as np
+
+from phalanx.api.agent.v1 import record_pb2 as record_pb
 from phalanx.api.monitor.v1 import monitor_service_pb2 as pb
 from phalanx.monitor.attempts import AttemptFacts, live, newest_checkpoint
-from phalanx.monitor.curve import Rows
+from phalanx.monitor.curve import LATER, Rows
 from phalanx.monitor.gpus import SourceState
 from phalanx.monitor.incident import Incident, action_value
 from phalanx.monitor.ranks import RankView
@@ -40,6 +44,8 @@ def summary_message(run: Run) -> pb.RunSummary:
         num_incidents=len(run.incidents),
         silent_s=max(0.0, time.monotonic() - summary.heard_s),
         saves=saves_message(run.attempts, time.time_ns()),
+        expert_load=None if summary.experts is None else record_pb.ExpertLoad(**asdict(summary.experts)),
+        loss_scale=summary.loss_scale,
     )
 
 
@@ -62,16 +68,17 @@ def saves_message(attempts: Mapping[int, AttemptFacts], now_ns: int) -> pb.SaveS
 
 
 def curve_message(rows: Rows) -> pb.Curve:
-    """The rows as columns."""
-    return pb.Curve(**{name: rows[name].tolist() for name in rows.dtype.names or ()})
+    """The rows as columns; those that few runs have only where they say something."""
+    names = [name for name in rows.dtype.names or () if name not in LATER or not np.isnan(rows[name]).all()]
+    return pb.Curve(**{name: rows[name].tolist() for name in names})
 
 
 def evaluation_messages(run: Run, after_version: int = -1, after_step: int = -1) -> list[pb.EvaluationPoint]:
     """The evaluations that came after a version, behind a step."""
     return [
-        pb.EvaluationPoint(step=step, loss=loss)
-        for step, (loss, version) in sorted(run.evaluations.items())
-        if version > after_version and step > after_step
+        pb.EvaluationPoint(step=step, loss=found.loss, metrics=found.metrics)
+        for step, found in sorted(run.evaluations.items())
+        if found.version > after_version and step > after_step
     ]
 
 

@@ -2,7 +2,7 @@
 
 A job is a label of some series: only the `MAX_LABELLED_JOBS` runs heard last have any, so that a cluster that has run
 for years shows no more series than one of yesterday. GPUs are bounded by the machines; kinds of incidents by their
-number.
+number; a job's own metrics by what its file may have (`MAX_METRICS`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Literal
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -32,6 +32,16 @@ def _saves(run: Run, figure: Literal["age_s", "num_bytes", "stall_s"]) -> float 
     return float(getattr(saves, figure)) if saves is not None and saves.HasField(figure) else None
 
 
+def _load(run: Run, figure: Literal["worst", "mean", "idle", "balance_loss"]) -> float | None:
+    experts = run.summary.experts
+    return None if experts is None else getattr(experts, figure)
+
+
+def _own_metrics(run: Run) -> Mapping[str, float]:
+    """The job's own, of its last evaluation."""
+    return run.evaluations[max(run.evaluations)].metrics if run.evaluations else {}
+
+
 def _skipped(run: Run) -> float:
     return float(sum(facts.num_skipped for facts in run.attempts.values()))
 
@@ -43,6 +53,15 @@ _RUN_GAUGES: tuple[tuple[str, str, Callable[[Run], float | None]], ...] = (
     ("tokens_per_second", "Tokens a second over the last steps", lambda run: run.summary.tokens_per_second),
     ("step_time_seconds", "Time of the last step", lambda run: run.summary.step_time_s),
     ("attempt", "The newest attempt", lambda run: run.summary.attempt),
+    (
+        "expert_worst",
+        "Tokens of the busiest expert over its layer's mean, worst layer",
+        lambda run: _load(run, "worst"),
+    ),
+    ("expert_mean", "The same in the mean over the layers", lambda run: _load(run, "mean")),
+    ("expert_idle", "Share of experts without a token, 0 to 1", lambda run: _load(run, "idle")),
+    ("balance_loss", "What the loss of balance added to what was minimised", lambda run: _load(run, "balance_loss")),
+    ("loss_scale", "By how much float16 multiplied the loss", lambda run: run.summary.loss_scale),
     ("running", "1 while its ranks train", lambda run: run.summary.state == train_pb.JOB_STATE_RUNNING),
     ("checkpoint_age_seconds", "Time since the last commit", lambda run: _saves(run, "age_s")),
     ("checkpoint_bytes", "Tensor data of the last checkpoint", lambda run: _saves(run, "num_bytes")),
@@ -81,10 +100,12 @@ class MonitorCollector(Collector):
         return ()
 
     def _runs(self) -> Iterator[Metric]:
-        figures, incidents = self._board.read_newest(MAX_LABELLED_JOBS, _figures)
+        figures, incidents, own = self._board.read_newest(MAX_LABELLED_JOBS, _figures)
         for index, (name, words, _) in enumerate(_RUN_GAUGES):
             rows = [((job,), values[index]) for job, values in figures.items()]
             yield _gauge(f"phalanx_run_{name}", words, ["job"], rows)
+        words = "What the job's own functions (metrics.fn) gave at the last evaluation"
+        yield _gauge("phalanx_run_evaluation_metric", words, ["job", "metric"], own.items())
         counted = [((job, kind), number) for (job, kind), number in incidents.items()]
         yield _counter("phalanx_run_incidents", "Incidents", ["job", "kind"], counted)
 
@@ -107,13 +128,17 @@ class MonitorCollector(Collector):
             yield _counter(f"phalanx_monitor_{name}", words, ["source"], rows)
 
 
-def _figures(runs: Iterable[Run]) -> tuple[dict[str, list[float | None]], Counter[tuple[str, str]]]:
+def _figures(
+    runs: Iterable[Run],
+) -> tuple[dict[str, list[float | None]], Counter[tuple[str, str]], dict[tuple[str, ...], float | None]]:
     figures: dict[str, list[float | None]] = {}
     incidents: Counter[tuple[str, str]] = Counter()
+    own: dict[tuple[str, ...], float | None] = {}
     for run in runs:
         figures[run.job] = [read(run) for _, _, read in _RUN_GAUGES]
         incidents.update((run.job, incident.kind) for incident, _ in run.incidents.values())
-    return figures, incidents
+        own.update({(run.job, name): value for name, value in _own_metrics(run).items()})
+    return figures, incidents, own
 
 
 Series = Iterable[tuple[tuple[str, ...], float | None]]

@@ -20,7 +20,7 @@ from phalanx.lineage.events import EventLog
 from phalanx.lineage.registry import JobName, RegisteredJob, Registry
 from phalanx.monitor.attempts import AttemptFacts, layout_words
 from phalanx.monitor.board import Board
-from phalanx.monitor.curve import Rows, rows_from
+from phalanx.monitor.curve import LATER, Rows, rows_from
 from phalanx.monitor.reporter import Worker
 from phalanx.monitor.rules import Policy
 from phalanx.objects import ObjectStore
@@ -172,6 +172,7 @@ def step_rows(steps: StepRows, attempt: int) -> Rows:
         "step_time_s": steps.step_time_s,
         "data_wait_s": steps.data_wait_s,
         "attempt": np.full(len(steps), attempt),
+        **{name: getattr(steps, name) for name in LATER},
     }
     rows = rows_from(columns, len(steps))
     return rows[np.argsort(rows["step"], kind="stable")]

@@ -11,14 +11,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+import numpy as np
+
 from phalanx.api.agent.v1 import record_pb2 as record_pb
 from phalanx.api.train.v1 import train_service_pb2 as train_pb
+from phalanx.core.expert_load import ExpertLoad
 from phalanx.monitor.attempts import AttemptFacts, Saved, owner_of, with_checkpoints
-from phalanx.monitor.curve import Curve, Rows, StepFigures
+from phalanx.monitor.curve import Curve, Rows, StepFigures, overflowed
 from phalanx.monitor.incident import Incident, kind_name
 from phalanx.monitor.ranks import RankTable
 from phalanx.monitor.rules import Action, Policy, Verdict
 from phalanx.monitor.rules.loss import LossRule, LossState, LossStep, judged
+from phalanx.spec.operation import MAX_METRICS
 
 MAX_CHANGES = 8192
 MAX_EVENTS = 10_000
@@ -30,7 +34,9 @@ ENDED = frozenset({train_pb.JOB_STATE_SUCCEEDED, train_pb.JOB_STATE_FAILED, trai
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A run in one line. loss, tokens_per_second: None before the first step. heard_s: by the monotonic clock."""
+    """A run in one line. loss, tokens_per_second: None before the first step. heard_s: by the monotonic clock. experts,
+    loss_scale: of the last step, where it has them.
+    """
 
     job: str
     state: train_pb.JobState.ValueType = train_pb.JOB_STATE_UNSPECIFIED
@@ -41,6 +47,17 @@ class Summary:
     step_time_s: float | None = None
     attempt: int = 0
     heard_s: float = 0.0
+    experts: ExpertLoad | None = None
+    loss_scale: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """What the held-out split gave. metrics: the job's own, by name. NaN where not finite. version: of the change."""
+
+    loss: float
+    metrics: Mapping[str, float]
+    version: int
 
 
 @dataclass(slots=True)
@@ -56,7 +73,9 @@ class Run:
     loss_rule: LossRule = field(default_factory=LossRule)
     policy: Policy = field(default_factory=Policy)
     ranks: RankTable = field(default_factory=RankTable)
-    evaluations: dict[int, tuple[float, int]] = field(default_factory=dict)  # loss and version by step
+    evaluations: dict[int, Evaluated] = field(default_factory=dict)  # by step
+    heat: record_pb.ExpertHeat | None = None
+    heat_version: int = 0
     incidents: dict[str, tuple[Incident, int]] = field(default_factory=dict)
     events: dict[int, tuple[train_pb.JobEvent, int]] = field(default_factory=dict)
     attempts: dict[int, AttemptFacts] = field(default_factory=dict)
@@ -193,13 +212,25 @@ class Run:
         norm = told.gradient_norm if told.HasField("gradient_norm") else math.nan
         speed = told.tokens / told.step_time_s if told.step_time_s > 0 else math.nan
         figures = StepFigures(
-            told.step, loss, speed, norm, told.step_time_s, told.data_wait_s, told.learning_rate, record.attempt
-        )
-        if self.curve.put(figures):
-            self._stepped(told.step)
-            self._set_attempt(replace(self._attempt(record.attempt), last_step=told.step))
+            told.step, loss, speed, norm, told.step_time_s, told.data_wait_s, told.learning_rate, record.attempt,
+            **_later_figures(told),
+        )  # fmt: skip
+        self._put(figures)
         is_finite = told.HasField("loss") and told.HasField("gradient_norm")
         return self._judge(LossStep(record.attempt, told.step, loss, is_finite))
+
+    def overflow(self, record: record_pb.Record) -> tuple[Verdict, ...]:
+        """A step of which no more is wrong than its loss scale, which falls: its loss is judged like any other."""
+        told = record.overflow
+        if not self._is_cut:
+            self._cut(told.step - 1)
+        unknown = (math.nan,) * 5
+        self._put(StepFigures(told.step, told.loss, *unknown, record.attempt, loss_scale=told.loss_scale))
+        return self._judge(LossStep(record.attempt, told.step, told.loss, is_finite=True))
+
+    def expert_heat(self, record: record_pb.Record) -> tuple[Verdict, ...]:
+        self.heat, self.heat_version = record.expert_heat, self._touch()
+        return ()
 
     def non_finite(self, record: record_pb.Record) -> tuple[Verdict, ...]:
         if not self._is_cut:
@@ -208,7 +239,10 @@ class Run:
 
     def evaluation(self, record: record_pb.Record) -> tuple[Verdict, ...]:
         told = record.evaluation
-        self.evaluations[told.step] = (told.loss if told.HasField("loss") else math.nan, self._touch())
+        metrics = {name: told.metrics[name] for name in sorted(told.metrics)[:MAX_METRICS]}
+        self.evaluations[told.step] = Evaluated(
+            told.loss if told.HasField("loss") else math.nan, metrics, self._touch()
+        )
         return ()
 
     def opened(self, record: record_pb.Record) -> tuple[Verdict, ...]:
@@ -229,6 +263,11 @@ class Run:
         stall_s = told.stall_s if told.HasField("stall_s") else facts.stall_s
         self._set_attempt(replace(facts, stall_s=stall_s, num_skipped=told.num_skipped))
         return ()
+
+    def _put(self, figures: StepFigures) -> None:
+        if self.curve.put(figures):
+            self._stepped(figures.step)
+            self._set_attempt(replace(self._attempt(figures.attempt), last_step=figures.step))
 
     def _judge(self, at: LossStep) -> tuple[Verdict, ...]:
         assert self.curve is not None  # loads it, and with it the state of the rules
@@ -258,7 +297,9 @@ class Run:
     def _summarize(self) -> None:
         rows = self.curve.rows[-SPEED_STEPS:]
         if not len(rows):
-            self.summary = replace(self.summary, step=0, loss=None, tokens_per_second=None, step_time_s=None)
+            self.summary = replace(
+                self.summary, step=0, loss=None, tokens_per_second=None, step_time_s=None, experts=None, loss_scale=None
+            )
             return
         timed = rows[(rows["step_time_s"] > 0) & (rows["tokens_per_second"] >= 0)]
         seconds = float(timed["step_time_s"].sum())
@@ -269,16 +310,19 @@ class Run:
             step=int(last["step"]),
             loss=float(last["loss"]),
             tokens_per_second=tokens / seconds if seconds else None,
-            step_time_s=float(last["step_time_s"]),
+            step_time_s=float(timed["step_time_s"][-1]) if len(timed) else None,
+            experts=_load_of(last),
+            loss_scale=_known(last["loss_scale"]),
         )
 
     def _replayed(self) -> LossState:
         """What the rules would know, had they seen the last steps."""
         state = LossState()
         if self._curve is not None:
-            for row in self._curve.rows[-REPLAYED_STEPS:]:
-                loss, norm = float(row["loss"]), float(row["gradient_norm"])
-                at = LossStep(int(row["attempt"]), int(row["step"]), loss, math.isfinite(norm))
+            rows = self._curve.rows[-REPLAYED_STEPS:]
+            is_finite = np.isfinite(rows["gradient_norm"]) | overflowed(rows)
+            for row, finite in zip(rows, is_finite, strict=True):
+                at = LossStep(int(row["attempt"]), int(row["step"]), float(row["loss"]), bool(finite))
                 state, _ = judged(self.loss_rule, state, at)
         return state
 
@@ -319,10 +363,33 @@ class Run:
         )
 
 
+def _later_figures(told: record_pb.Progress) -> dict[str, float]:
+    """Those that not every job has."""
+    found: dict[str, float] = {"loss_scale": told.loss_scale} if told.HasField("loss_scale") else {}
+    if told.HasField("experts"):
+        load = told.experts
+        found |= {"expert_worst": load.worst, "expert_mean": load.mean, "expert_idle": load.idle}
+        found |= {"balance_loss": load.balance_loss} if load.HasField("balance_loss") else {}
+    return found
+
+
+def _load_of(row: np.void) -> ExpertLoad | None:
+    worst = _known(row["expert_worst"])
+    if worst is None:
+        return None
+    return ExpertLoad(worst, float(row["expert_mean"]), float(row["expert_idle"]), _known(row["balance_loss"]))
+
+
+def _known(value: np.float32) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
 _HANDLERS: Mapping[str, Callable[[Run, record_pb.Record], tuple[Verdict, ...]]] = {
     "progress": Run.progress,
     "non_finite": Run.non_finite,
     "evaluation": Run.evaluation,
+    "expert_heat": Run.expert_heat,
+    "overflow": Run.overflow,
     "opened": Run.opened,
     "committed": Run.committed,
     "save": Run.save,

@@ -42,14 +42,15 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """A run as it was saved, without its steps."""
+    """A run as it was saved, without its steps. evaluations: loss and the job's own metrics, by step."""
 
     summary: Summary
     num_missed: int
     attempts: Mapping[int, AttemptFacts]
-    evaluations: Mapping[int, float]
+    evaluations: Mapping[int, tuple[float, Mapping[str, float]]]
     events: tuple[train_pb.JobEvent, ...] = ()
     incidents: tuple[Incident, ...] = ()
+    heat: record_pb.ExpertHeat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,8 @@ def _save_run(connection: sa.Connection, change: RunChange, heard: int) -> None:
         "num_missed": run.num_missed,
         "heard": heard,
         "attempts": json.dumps([asdict(facts) for facts in run.attempts.values()]),
-        "evaluations": json.dumps([[step, _or_none(loss)] for step, loss in sorted(run.evaluations.items())]),
+        "evaluations": json.dumps([_evaluation_row(step, *found) for step, found in sorted(run.evaluations.items())]),
+        "expert_heat": None if run.heat is None else run.heat.SerializeToString(deterministic=True),
     }
     _replace(connection, RUNS, {"job": job}, values)
     _insert_events(connection, job, run.events)
@@ -244,10 +246,26 @@ def _stored(row: sa.Row[Any], events: Iterable[train_pb.JobEvent], incidents: It
     if summary.step and summary.loss is None:  # SQL has no NaN
         summary = replace(summary, loss=float("nan"))
     attempts = [_attempt(each) for each in json.loads(row.attempts)]
-    evaluations = {step: float("nan") if loss is None else loss for step, loss in json.loads(row.evaluations)}
-    return StoredRun(
-        summary, row.num_missed, {each.number: each for each in attempts}, evaluations, tuple(events), tuple(incidents)
-    )
+    evaluations = dict(_evaluation(*fields) for fields in json.loads(row.evaluations))
+    heat = None if row.expert_heat is None else record_pb.ExpertHeat.FromString(row.expert_heat)
+    by_number = {each.number: each for each in attempts}
+    return StoredRun(summary, row.num_missed, by_number, evaluations, tuple(events), tuple(incidents), heat)
+
+
+def _evaluation_row(step: int, loss: float, metrics: Mapping[str, float]) -> list[Any]:
+    """As JSON has it: null for what is not finite, and no metrics where there are none."""
+    row = [step, _or_none(loss), {name: _or_none(value) for name, value in metrics.items()}]
+    return row if metrics else row[:2]
+
+
+def _evaluation(
+    step: int, loss: float | None, metrics: Mapping[str, float | None] | None = None
+) -> tuple[int, tuple[float, Mapping[str, float]]]:
+    return step, (_or_nan(loss), {name: _or_nan(value) for name, value in (metrics or {}).items()})
+
+
+def _or_nan(value: float | None) -> float:
+    return float("nan") if value is None else value
 
 
 def _attempt(fields: Mapping[str, Any]) -> AttemptFacts:

@@ -20,6 +20,7 @@ RUNS = sa.Table(
     sa.Column("heard", sa.BigInteger, nullable=False),  # order of the last save: for retention
     sa.Column("attempts", sa.Text, nullable=False),  # JSON
     sa.Column("evaluations", sa.Text, nullable=False),  # JSON
+    sa.Column("expert_heat", sa.LargeBinary),  # the last record of it
 )
 PIECES = sa.Table(
     "pieces",

@@ -8,10 +8,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from phalanx.api.agent.v1 import record_pb2 as record_pb
 from phalanx.api.train.v1 import train_service_pb2 as train_pb
+from phalanx.core.expert_load import ExpertHeat, ExpertLoad
 from phalanx.monitor.board import Board
 
 TOKENS_A_STEP = 65_536
@@ -51,7 +56,14 @@ class Told:
         return self.record(rank, took_s, phase=record_pb.Phase(name=name, step=step, deadline_s=deadline_s))
 
     def progress(
-        self, step: int, loss: float | None, *, norm: float | None = 1.0, step_time_s: float = 0.5
+        self,
+        step: int,
+        loss: float | None,
+        *,
+        norm: float | None = 1.0,
+        step_time_s: float = 0.5,
+        experts: ExpertLoad | None = None,
+        loss_scale: float | None = None,
     ) -> train_pb.WatchRecordsResponse:
         """A step is done."""
         progress = record_pb.Progress(
@@ -62,8 +74,14 @@ class Told:
             tokens=TOKENS_A_STEP,
             step_time_s=step_time_s,
             data_wait_s=step_time_s / 50,
+            experts=None if experts is None else record_pb.ExpertLoad(**asdict(experts)),
+            loss_scale=loss_scale,
         )
         return self.record(took_s=step_time_s, progress=progress)
+
+    def heat(self, step: int, counts: npt.NDArray[np.int64]) -> train_pb.WatchRecordsResponse:
+        """The load of every expert. counts [layers, E]: tokens."""
+        return self.record(expert_heat=record_pb.ExpertHeat(step=step, **asdict(ExpertHeat.of(counts))))
 
     def saved(
         self, step: int, stall_s: float | None = 0.05, num_skipped: int = 0

@@ -23,7 +23,7 @@ from phalanx.monitor.messages import (
 from phalanx.monitor.run import Run
 from phalanx.monitor.store import MonitorStore
 
-MAX_POINTS_AN_ANSWER = 400_000  # some 60 bytes each: below the limit of a message
+MAX_POINTS_AN_ANSWER = 400_000  # 60 to 80 bytes each: below the limit of a message
 MAX_POINTS_A_CHANGE = 20_000
 LEAST_PAUSE_S, PAUSE_A_RANK_S, SIGN_OF_LIFE_S = 0.25, 0.25e-3, 5.0
 _LOOK_S = 1.0
@@ -53,6 +53,7 @@ class View:
                 attempts=attempt_messages(run),
                 version=run.version,
                 num_missed_records=run.num_missed,
+                expert_heat=run.heat,
             )
             rows = run.curve.behind(after_step)
             rows = thinned(rows, max_points) if max_points else rows[:MAX_POINTS_AN_ANSWER]
@@ -103,6 +104,7 @@ class View:
                 events=[event for _, (event, at) in sorted(run.events.items()) if at > after],
                 attempts=attempt_messages(run) if run.attempts_version > after else (),
                 version=run.version,
+                expert_heat=run.heat if run.heat_version > after else None,
             )
             rows = _changed_rows(run, after)
         if rows is not None:

@@ -9,13 +9,15 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from phalanx.api.agent.v1 import record_pb2
+from phalanx.core.expert_load import ExpertLoad
 from phalanx.core.step_parts import StepParts
 from phalanx.lineage.events import JobEvent
-from phalanx.train.wire import parts_of
+from phalanx.train.values import EvaluationView
+from phalanx.train.wire import evaluation_of, load_of, parts_of
 
 KEPT_RECORDS: Final = 100_000
 SIGN_OF_LIFE_S: Final = 2.0
@@ -73,7 +75,8 @@ class RecordLog:
 class Progress:
     """The last finished step of an attempt that is known. loss: None where it is not finite. epochs: passes over each
     source of a mixture, by name. replica_bytes_per_token: None where replicas sum their gradients at every step. parts:
-    of the step's wall time on rank 0, None where unknown.
+    of the step's wall time on rank 0, None where unknown. experts: None for a model without any. evaluation: the
+    attempt's last one.
     """
 
     attempt: int
@@ -83,6 +86,22 @@ class Progress:
     epochs: Mapping[str, float] = field(default_factory=dict)
     replica_bytes_per_token: float | None = None
     parts: StepParts | None = None
+    experts: ExpertLoad | None = None
+    evaluation: EvaluationView | None = None
+
+
+def _progress(attempt: int, told: record_pb2.Progress, evaluation: EvaluationView | None) -> Progress:
+    return Progress(
+        attempt,
+        told.step,
+        told.loss if told.HasField("loss") else None,
+        time.monotonic(),
+        dict(told.epochs),
+        told.replica_bytes_per_token if told.HasField("replica_bytes_per_token") else None,
+        parts_of(told.parts) if told.HasField("parts") else None,
+        load_of(told.experts) if told.HasField("experts") else None,
+        evaluation,
+    )
 
 
 class LastSteps:
@@ -93,19 +112,25 @@ class LastSteps:
         self._lock = threading.Lock()
 
     def take(self, job: str, record: record_pb2.Record) -> None:
-        """Takes a record of a finished step; older attempts are ignored."""
-        if record.WhichOneof("event") != "progress":
-            return
-        told = record.progress
-        loss = told.loss if told.HasField("loss") else None
+        """Takes a record of a finished step, of one whose gradients overflowed, or of an evaluation; older attempts are
+        ignored.
+        """
         with self._lock:
             known = self._by_job.get(job)
-            if known is None or record.attempt >= known.attempt:
-                sent = told.replica_bytes_per_token if told.HasField("replica_bytes_per_token") else None
-                parts = parts_of(told.parts) if told.HasField("parts") else None
-                self._by_job[job] = Progress(
-                    record.attempt, told.step, loss, time.monotonic(), dict(told.epochs), sent, parts
-                )
+            if known is not None and record.attempt < known.attempt:
+                return
+            is_same = known is not None and record.attempt == known.attempt
+            match record.WhichOneof("event"):
+                case "progress":
+                    evaluation = known.evaluation if known is not None and is_same else None
+                    self._by_job[job] = _progress(record.attempt, record.progress, evaluation)
+                case "evaluation" if known is not None and is_same:
+                    self._by_job[job] = replace(known, evaluation=evaluation_of(record.evaluation))
+                case "overflow" if known is not None and is_same:
+                    told = record.overflow
+                    self._by_job[job] = replace(known, step=told.step, loss=told.loss, at_s=time.monotonic())
+                case _:
+                    pass
 
     def of(self, job: str) -> Progress | None:
         """The last step of a job, or None where none was told."""

@@ -218,6 +218,8 @@ class TrainServicer(TrainServiceServicer):
             epochs=told.epochs,
             replica_bytes_per_token=told.replica_bytes_per_token,
             step_parts=told.parts,
+            expert_load=told.experts,
+            evaluation=told.evaluation,
             waits=waits,
         )
 

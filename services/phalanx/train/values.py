@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from phalanx.core.expert_load import ExpertLoad
 from phalanx.core.step_parts import StepParts
 from phalanx.lineage import CheckpointRef
 from phalanx.lineage.events import Assignment, Cause, EventType, JobState
@@ -18,6 +19,7 @@ __all__ = [
     "Assignment",
     "Cause",
     "CheckpointRef",
+    "EvaluationView",
     "EventType",
     "EventView",
     "IncidentAction",
@@ -31,12 +33,23 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
+class EvaluationView:
+    """What the held-out split gave after a step: the loss, and what each of the job's own functions (`metrics.fn`)
+    gave, by its name. None where it was not finite.
+    """
+
+    step: int
+    loss: float | None
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class JobView:
     """A job as it stands. spec: the job file as it holds now. step, loss, epochs (passes over each source of a
     mixture, by name), replica_bytes_per_token (what all ranks handed to collectives over dp_replicate in the newest
     attempt; None where replicas sum their gradients at every step), step_parts (of the wall time of that step on rank
-    0): the last that are known. message: what it waits for or does, in one line. created: ISO 8601, by the clock of the
-    service.
+    0), expert_load (None for a model without experts), evaluation: the last that are known. message: what it waits for
+    or does, in one line. created: ISO 8601, by the clock of the service.
     """
 
     name: str
@@ -59,6 +72,8 @@ class JobView:
     epochs: Mapping[str, float] = field(default_factory=dict)
     replica_bytes_per_token: float | None = None
     step_parts: StepParts | None = None
+    expert_load: ExpertLoad | None = None
+    evaluation: EvaluationView | None = None
 
     @property
     def is_over(self) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -12,6 +14,7 @@ from phalanx.api.agent.v1 import agent_service_pb2 as agent_pb
 from phalanx.api.agent.v1 import record_pb2
 from phalanx.api.train.v1 import train_service_pb2 as pb
 from phalanx.core.errors import PhalanxError
+from phalanx.core.expert_load import ExpertLoad
 from phalanx.core.step_parts import Part, StepParts
 from phalanx.lineage import CheckpointRef
 from phalanx.lineage.events import Assignment, Cause, EventType, JobEvent, JobState
@@ -19,7 +22,7 @@ from phalanx.lineage.registry import JobName, Origin
 from phalanx.train.decide import Outcome, ShareEnd
 from phalanx.train.launch.base import GangKey, GangState, Gpu, HeldGang, Inventory, Node
 from phalanx.train.states import Job
-from phalanx.train.values import EventView, Intent, JobView, NodeView
+from phalanx.train.values import EvaluationView, EventView, Intent, JobView, NodeView
 
 # Causes.
 
@@ -201,6 +204,8 @@ def job_message(view: JobView) -> pb.Job:
         epochs=view.epochs,
         replica_bytes_per_token=view.replica_bytes_per_token,
         step_parts=_parts_message(view.step_parts),
+        expert_load=None if view.expert_load is None else record_pb2.ExpertLoad(**asdict(view.expert_load)),
+        evaluation=_evaluation_message(view.evaluation),
     )
 
 
@@ -231,6 +236,8 @@ def job_of(message: pb.Job) -> JobView:
         if message.HasField("replica_bytes_per_token")
         else None,
         step_parts=parts_of(message.step_parts) if message.HasField("step_parts") else None,
+        expert_load=load_of(message.expert_load) if message.HasField("expert_load") else None,
+        evaluation=evaluation_of(message.evaluation) if message.HasField("evaluation") else None,
     )
 
 
@@ -247,6 +254,25 @@ def _parts_message(parts: StepParts | None) -> record_pb2.StepParts | None:
     return None if parts is None else record_pb2.StepParts(**{part.value: getattr(parts, part) for part in Part})
 
 
+def load_of(message: record_pb2.ExpertLoad) -> ExpertLoad:
+    """How evenly experts were loaded, from the wire."""
+    balance_loss = message.balance_loss if message.HasField("balance_loss") else None
+    return ExpertLoad(message.worst, message.mean, message.idle, balance_loss)
+
+
+def evaluation_of(message: record_pb2.Evaluation) -> EvaluationView:
+    """An evaluation, from the wire, where a number stands also for what is not finite."""
+    metrics = {name: value if math.isfinite(value) else None for name, value in message.metrics.items()}
+    return EvaluationView(message.step, message.loss if message.HasField("loss") else None, metrics)
+
+
+def _evaluation_message(view: EvaluationView | None) -> record_pb2.Evaluation | None:
+    if view is None:
+        return None
+    metrics = {name: math.nan if value is None else value for name, value in view.metrics.items()}
+    return record_pb2.Evaluation(step=view.step, loss=view.loss, metrics=metrics)
+
+
 def _origin_of(message: pb.Origin) -> Origin:
     name = JobName.parse(message.job)
     return Origin(name.project, name.uid, message.checkpoint.attempt, message.checkpoint.step)
@@ -260,10 +286,12 @@ def job_view(
     epochs: Mapping[str, float] | None = None,
     replica_bytes_per_token: float | None = None,
     step_parts: StepParts | None = None,
+    expert_load: ExpertLoad | None = None,
+    evaluation: EvaluationView | None = None,
     waits: str = "",
 ) -> JobView:
-    """A job as clients see it. step, loss, epochs, replica_bytes_per_token, step_parts: as the ranks of its newest
-    attempt last told; None: as the events say.
+    """A job as clients see it. step, loss, epochs, replica_bytes_per_token, step_parts, expert_load, evaluation: as the
+    ranks of its newest attempt last told; None: as the events say.
     """
     registered = job.registered
     return JobView(
@@ -287,6 +315,8 @@ def job_view(
         epochs=dict(epochs or {}),
         replica_bytes_per_token=replica_bytes_per_token,
         step_parts=step_parts,
+        expert_load=expert_load,
+        evaluation=evaluation,
     )
 
 

@@ -102,8 +102,9 @@ def write_reference(path: str, model: Mapping[str, Any], z_loss: float = 0.0) ->
     (loss + z_loss * log_z.square().mean()).backward()
     tensors = {"loss": loss.detach()}
     if decoder.routers:
-        counts = [router.balance.take(torch.device("cpu"))[0] for router in decoder.routers.values()]
-        tensors["expert_counts"] = torch.stack(counts)
+        taken = [router.balance.take(torch.device("cpu")) for router in decoder.routers.values()]
+        tensors["expert_counts"] = torch.stack([counts for counts, _ in taken])
+        tensors["balance_loss"] = torch.stack([loss for _, loss in taken]).sum()
     gradients = gradients_of(decoder)
     for name in names:
         tensors |= {f"weight/{name}": weights[name].clone(), f"gradient/{name}": gradients[name].clone()}
@@ -179,9 +180,9 @@ def run_job(job: Job, world_size: int, vocab_size: int, reference_path: str) -> 
     counts = model.take_expert_counts()
     weights_equal, squares = compare(model, reference)
     measured = model.measure(batch, valid_tokens)[1:] if model.metrics else ()
-    summed = torch.stack([*losses, *squares, *measured])
+    summed = torch.stack([*losses, *squares, *measured, model.balance_loss])
     dist.all_reduce(summed)
-    errors, metrics = summed[len(losses) :].tensor_split([len(names_of(reference))])
+    errors, metrics = summed[len(losses) : -1].tensor_split([len(names_of(reference))])
     flags = torch.tensor([weights_equal])
     dist.all_reduce(flags, op=dist.ReduceOp.MIN)
     return {
@@ -191,6 +192,8 @@ def run_job(job: Job, world_size: int, vocab_size: int, reference_path: str) -> 
         "metrics": dict(zip(model.metrics, metrics.tolist(), strict=True)),
         "norm": norm,
         "counts_equal": counts is None or torch.equal(counts, 2 * reference["expert_counts"]),
+        "balance_loss": summed[-1].item(),
+        "expected_balance_loss": 0.0 if counts is None else 2 * reference["balance_loss"].item(),
     }
 
 

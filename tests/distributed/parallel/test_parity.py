@@ -251,6 +251,9 @@ def _problems(case: Mapping[str, Any], row: Mapping[str, Any], reference_path: s
     expected_norm = math.sqrt(sum(float(reference[f"gradient/{name}"].square().sum()) for name in names_of(reference)))
     problems = [] if row["weights_equal"] else ["initial weights differ"]
     problems += [] if row["counts_equal"] else ["tokens of the experts differ"]
+    balance, expected_balance = row["balance_loss"], row["expected_balance_loss"]
+    if not abs(balance - expected_balance) <= loss_bound * expected_balance:
+        problems.append(f"loss of balance {balance}, one process {expected_balance}")
     problems += [
         f"loss {loss}, one process {expected_loss}"
         for loss in row["losses"]

@@ -1,9 +1,13 @@
 """The agent's small rules: slots, GPUs, the node's name, logs, repeated orders, orders for ranks, records."""
 
+import json
+import math
 import threading
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
+import numpy as np
 import pytest
+import torch
 
 from phalanx.agent import records
 from phalanx.agent.access import ACCESS
@@ -19,11 +23,13 @@ from phalanx.api.agent.v1 import agent_service_pb2 as agent_pb
 from phalanx.api.agent.v1 import rank_service_pb2
 from phalanx.api.agent.v1 import record_pb2 as pb
 from phalanx.core.errors import OutsideError, PhalanxError
+from phalanx.core.expert_load import ExpertHeat, ExpertLoad
 from phalanx.core.step_parts import Part, StepParts
 from phalanx.gang import Cause, Event, GangOutcome
 from phalanx.gang.cause import CauseKind
 from phalanx.rpc.errors import FailedPrecondition, Superseded
 from phalanx.rpc.server import access_problems
+from phalanx.trainer.expert_figures import heat_fields
 
 GPUS = tuple(Gpu(index, "H100", f"GPU-{index}{index}", 80 << 30) for index in range(4))
 KEY = GangKey("projects/p/jobs/u", 3)
@@ -164,6 +170,12 @@ def record_of(kind, rank=0, **fields):
         ("committed", {"attempt": 3, "step": 4}, False),
         ("non_finite", {"step": 4, "loss": "nan", "gradient_norm": "inf"}, False),
         ("evaluation", {"step": 4, "loss": 2.5}, False),
+        (
+            "expert_heat",
+            {"step": 4, "num_layers": 1, "num_experts": 2, "experts_per_cell": 1, "load": "AIA="},
+            True,
+        ),
+        ("overflow", {"step": 4, "loss": 2.0, "loss_scale": 65536.0}, True),
         ("opened", {"attempt": 3, "step": 4}, False),
         ("restored", {"step": 4, "memory_bytes": 1, "holder_bytes": 2, "storage_bytes": 3, "why": "gone"}, False),
         ("damage", {"checkpoint": "a1-s5", "why": "torn"}, False),
@@ -193,6 +205,32 @@ def test_record_of_a_step_tells_where_its_time_went_if_the_rank_did(kind):
     message = getattr(record_of(kind, **fields, parts=asdict(parts)), kind).parts
     assert {part: getattr(message, part) for part in Part} == asdict(parts)
     assert not getattr(record_of(kind, **fields), kind).HasField("parts")
+
+
+def test_record_of_a_step_tells_how_its_experts_were_loaded_if_it_has_any():
+    fields = {"step": 4, "loss": 1, "gradient_norm": 1, "lr": 0.1, "tokens": 9, "step_time_s": 1, "data_wait_s": 0}
+    load = ExpertLoad(2.5, 1.5, 0.25, 0.125)
+    told = record_of("progress", **fields, expert_load=asdict(load), loss_scale=8.0).progress
+    assert told.experts == pb.ExpertLoad(worst=2.5, mean=1.5, idle=0.25, balance_loss=0.125)
+    assert told.loss_scale == 8.0
+    unweighed = record_of("progress", **fields, expert_load=asdict(replace(load, balance_loss=None))).progress
+    assert unweighed.HasField("experts") and not unweighed.experts.HasField("balance_loss")
+    plain = record_of("progress", **fields).progress
+    assert not plain.HasField("experts") and not plain.HasField("loss_scale")
+
+
+def test_record_of_a_picture_of_all_experts_holds_its_bytes():
+    heat = ExpertHeat.of(np.array([[3, 0], [1, 1]]))
+    fields = heat_fields(torch.tensor([[3, 0], [1, 1]]))
+    told = record_of("expert_heat", step=4, **json.loads(json.dumps(fields))).expert_heat
+    assert (told.step, told.num_layers, told.num_experts, told.experts_per_cell) == (4, 2, 2, 1)
+    assert told.load == heat.load
+
+
+def test_record_of_an_evaluation_has_the_jobs_own_metrics_also_where_one_is_not_finite():
+    told = record_of("evaluation", step=4, loss=2.5, metrics={"accuracy": 0.5, "odd": None}).evaluation
+    assert told.metrics["accuracy"] == 0.5 and math.isnan(told.metrics["odd"]) and len(told.metrics) == 2
+    assert not record_of("evaluation", step=4, loss=2.5).evaluation.metrics
 
 
 def test_record_of_an_error_names_its_cause():

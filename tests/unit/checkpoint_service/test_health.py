@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -54,14 +55,18 @@ def store():
     return open_store("memory://").within("projects/p/jobs/j")
 
 
-def put_losses(store, attempt, losses, monkeypatch):
-    """From here on the records of a save hold these losses."""
+def put_losses(store, attempt, losses, monkeypatch, overflows=(), scale=8.0):
+    """From here on the records of a save hold these losses. overflows: steps with a gradient norm that is not finite,
+    under a loss scale.
+    """
 
     def put(records, attempt_, rank, first, last, windows, steps):
         found = np.array([losses[step] for step in range(first, last + 1)])
         column = np.arange(first, last + 1, dtype=np.int64)
         zeros = np.zeros(len(column))
-        rows = StepRows(column, found, zeros + 1.0, np.zeros(len(column), np.int64), zeros, *[zeros] * len(Part))
+        norms = np.where(np.isin(column, overflows), np.inf, 1.0)
+        rows = StepRows(column, found, norms, np.zeros(len(column), np.int64), zeros, *[zeros] * len(Part))
+        rows = replace(rows, loss_scale=zeros + scale) if overflows else rows
         return real(records, attempt_, rank, first, last, windows, rows)
 
     real = StepRecords.put
@@ -94,6 +99,17 @@ def test_speculative_checkpoint_is_promoted_by_the_steps_recorded_behind_it(stor
     outlook = look(store)
     assert outlook.promotions == {at(6): "4 healthy steps behind it, median loss 2"}
     assert outlook.facts.promoted == {at(6)} == outlook.facts.speculative
+
+
+@pytest.mark.parametrize(("scale", "is_promoted"), [(8.0, True), (1.0, False)])
+def test_overflow_of_float16_is_told_from_a_step_that_is_not_finite(store, monkeypatch, scale, is_promoted):
+    """With a scale that can fall no further it is one."""
+    put_losses(store, 1, steady(1, 40), monkeypatch, overflows=(7, 9), scale=scale)
+    open_attempt(store)
+    saved(store, 4, 6, 8, 10, speculative=(6,))
+    outlook = look(store)
+    assert (at(6) in outlook.promotions) == is_promoted
+    assert outlook.facts.unhealthy == ({} if is_promoted else {at(6): "a step up to 10 was not finite"})
 
 
 def test_steps_of_removed_checkpoints_count_as_their_records_stay(store, monkeypatch):

@@ -42,6 +42,33 @@ def test_column_of_bytes_between_replicas_is_stored_where_it_says_something():
         dataclasses.replace(steps, replica_bytes=np.array([1]))
 
 
+def test_columns_of_experts_and_of_the_loss_scale_are_stored_where_they_say_something():
+    plain = encode_records(NAME, window_rows([1], [0]), step_rows([1, 2]))
+    later = ("expert_worst", "expert_mean", "expert_idle", "balance_loss", "loss_scale")
+    assert not {f"steps.{name}" for name in later} & set(load(plain))
+    read = decode_records("key", NAME, plain)[1]
+    assert all(np.isnan(getattr(read, name)).all() and len(getattr(read, name)) == 2 for name in later)
+    steps = dataclasses.replace(
+        step_rows([1, 2]), expert_worst=np.array([0.0, np.nan]), loss_scale=np.array([8.0, 4.0])
+    )
+    data = encode_records(NAME, window_rows([1], [0]), steps)
+    assert {name for name in later if f"steps.{name}" in load(data)} == {"expert_worst", "loss_scale"}
+    assert columns(decode_records("key", NAME, data)[1]) == columns(steps)
+    joined = StepRows.concatenate([steps, step_rows([3])])
+    assert joined.loss_scale.tolist()[:2] == [8.0, 4.0] and np.isnan(joined.loss_scale[2])
+
+
+def test_overflow_under_a_scaled_loss_is_told_apart_from_what_is_not_finite():
+    steps = dataclasses.replace(
+        step_rows([1, 2, 3, 4]),
+        loss=np.array([2.0, 2.0, np.nan, 2.0]),
+        gradient_norm=np.array([np.inf, np.inf, np.nan, 1.0]),
+        loss_scale=np.array([8.0, 1.0, 8.0, 8.0]),
+    )
+    assert steps.overflowed.tolist() == [True, False, False, False]
+    assert not dataclasses.replace(steps, loss_scale=np.zeros(0)).overflowed.any(), "with no scale there is none"
+
+
 def test_records_of_a_rank_without_rows_read_back_empty():
     lineage = Lineage(memory_store())
     windows, steps = lineage.records.read(lineage.records.put(1, 3, 1, 2, None, None))

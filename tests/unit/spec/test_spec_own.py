@@ -68,6 +68,10 @@ def test_own_part_may_change_on_its_occasion(changed: dict[str, Any], when: When
         ({"metrics__fn": {"accuracy": "own"}}, "metrics.fn.accuracy is 'own': expected package.module:function"),
         ({"metrics__fn": {"loss": "own:x"}}, "metrics.fn is"),
         ({"metrics__fn": {"Top 5": "own:x"}}, "names of lower-case letters, digits and `_`, not 'Top 5'"),
+        (
+            {"metrics__fn": {f"m{number}": "own:x" for number in range(17)}},
+            "expected at most 16 names, not 17; leave some out",
+        ),
         ({"code__digest": "abc"}, "code.digest is 'abc': expected sha256:"),
         ({"code__on_change": "ask"}, "code.on_change is 'ask': expected 'keep', 'take' or 'refuse'"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +13,7 @@ from train_values import after, registered, running
 
 from phalanx.api.agent.v1 import agent_service_pb2, record_pb2
 from phalanx.api.train.v1 import train_service_pb2
+from phalanx.core.expert_load import ExpertLoad
 from phalanx.core.step_parts import Part, StepParts
 from phalanx.lineage import CheckpointRef
 from phalanx.lineage.events import Assignment, Cause, EventType, JobEvent, JobState
@@ -23,7 +25,7 @@ from phalanx.train.launch.base import GangKey, GangState, Gpu, HeldGang, Invento
 from phalanx.train.records import LastSteps
 from phalanx.train.recovery import REMEDIES
 from phalanx.train.states import Intent
-from phalanx.train.values import IncidentAction, JobView, NodeView
+from phalanx.train.values import EvaluationView, IncidentAction, JobView, NodeView
 from phalanx.train.wire import (
     cause_message,
     cause_of,
@@ -38,6 +40,7 @@ from phalanx.train.wire import (
 
 names = st.text("abc", min_size=1, max_size=5)
 counts = st.integers(0, 1000)
+floats = st.floats(allow_nan=False, allow_infinity=False)
 causes = st.builds(
     Cause,
     kind=st.sampled_from(sorted(REMEDIES)),
@@ -70,6 +73,9 @@ views = st.builds(
     loss=st.none() | st.floats(allow_nan=False, allow_infinity=False),
     num_attempts_without_progress=counts,
     epochs=st.dictionaries(names, st.floats(0, 1e9)),
+    expert_load=st.none() | st.builds(ExpertLoad, floats, floats, floats, st.none() | floats),
+    evaluation=st.none()
+    | st.builds(EvaluationView, counts, st.none() | floats, st.dictionaries(names, st.none() | floats, max_size=3)),
 )
 
 
@@ -111,6 +117,26 @@ def test_last_steps_keep_the_passes_over_each_source_of_the_newest_attempt() -> 
         steps.take("j", record_pb2.Record(attempt=attempt, progress=record_pb2.Progress(step=step, epochs=epochs)))
     found = steps.of("j")
     assert found is not None and (found.step, found.epochs) == (3, {"web": 0.4, "code": 1.0})
+
+
+def test_last_step_carries_the_load_of_experts_and_the_attempts_last_evaluation() -> None:
+    steps = LastSteps()
+
+    def tell(attempt: int, **event: Any) -> Any:
+        steps.take("j", record_pb2.Record(attempt=attempt, **event))
+        return steps.of("j")
+
+    evaluation = record_pb2.Evaluation(step=4, loss=2.0, metrics={"accuracy": 0.5, "odd": math.nan})
+    assert tell(1, evaluation=evaluation) is None, "nothing is known of the attempt before its first step"
+    tell(1, progress=record_pb2.Progress(step=4, experts=record_pb2.ExpertLoad(worst=2.0, mean=1.5, idle=0.25)))
+    found = tell(1, evaluation=evaluation)
+    assert found.experts == ExpertLoad(2.0, 1.5, 0.25)
+    assert found.evaluation == EvaluationView(4, 2.0, {"accuracy": 0.5, "odd": None})
+    assert tell(1, progress=record_pb2.Progress(step=5)).evaluation == found.evaluation
+    overflowed = tell(1, overflow=record_pb2.Overflow(step=6, loss=1.5, loss_scale=8.0))
+    assert (overflowed.step, overflowed.loss, overflowed.evaluation) == (6, 1.5, found.evaluation)
+    assert tell(2, progress=record_pb2.Progress(step=1)).evaluation is None
+    assert tell(1, evaluation=evaluation).evaluation is None, "what an older attempt says"
 
 
 def test_every_method_has_its_roles() -> None:

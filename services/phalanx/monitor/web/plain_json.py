@@ -1,10 +1,11 @@
 """Messages as the JSON that the page reads: numbers as numbers, what is not finite as null, enums without their prefix,
-times in ISO 8601. A field that is absent is left out; one that merely has its default is there.
+times in ISO 8601, bytes in base64. A field that is absent is left out; one that merely has its default is there.
 """
 
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -39,7 +40,7 @@ def _column(values: Iterable[Any], field: FieldDescriptor) -> list[Any]:
     """Long columns of numbers are the bulk of a run: no call for each of them where none is needed."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_INT64:
         return list(values)
-    if field.cpp_type == FieldDescriptor.CPPTYPE_DOUBLE:
+    if field.cpp_type in (FieldDescriptor.CPPTYPE_DOUBLE, FieldDescriptor.CPPTYPE_FLOAT):
         return [value if math.isfinite(value) else None for value in values]
     return [_scalar(value, field) for value in values]
 
@@ -47,6 +48,8 @@ def _column(values: Iterable[Any], field: FieldDescriptor) -> list[Any]:
 def _scalar(value: Any, field: FieldDescriptor) -> Any:
     if isinstance(value, Message):
         return plain(value)
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
     if field.enum_type is not None:
         return _enum(value, field.enum_type)
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -246,6 +246,114 @@ class StepParts(_message.Message):
 Global___StepParts: _TypeAlias = StepParts  # noqa: Y015
 
 @_typing.final
+class ExpertLoad(_message.Message):
+    """ExpertLoad tells how evenly a step gave tokens to the experts of a mixture."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    WORST_FIELD_NUMBER: _builtins.int
+    MEAN_FIELD_NUMBER: _builtins.int
+    IDLE_FIELD_NUMBER: _builtins.int
+    BALANCE_LOSS_FIELD_NUMBER: _builtins.int
+    worst: _builtins.float
+    """Tokens of the busiest expert as a multiple of the mean of its layer, of the worst layer; 1 is even."""
+    mean: _builtins.float
+    """The same in the mean over the layers."""
+    idle: _builtins.float
+    """Share of experts without a token, 0 to 1."""
+    balance_loss: _builtins.float
+    """What the loss of balance added to what was minimised; absent where none is weighed, and where it is not finite."""
+    def __init__(
+        self,
+        *,
+        worst: _builtins.float = ...,
+        mean: _builtins.float = ...,
+        idle: _builtins.float = ...,
+        balance_loss: _builtins.float | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_balance_loss", b"_balance_loss", "balance_loss", b"balance_loss"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_balance_loss", b"_balance_loss", "balance_loss", b"balance_loss", "idle", b"idle", "mean", b"mean", "worst", b"worst"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__balance_loss: _TypeAlias = _typing.Literal["balance_loss"]  # noqa: Y015
+    _WhichOneofArgType__balance_loss: _TypeAlias = _typing.Literal["_balance_loss", b"_balance_loss"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__balance_loss) -> _WhichOneofReturnType__balance_loss | None: ...
+
+Global___ExpertLoad: _TypeAlias = ExpertLoad  # noqa: Y015
+
+@_typing.final
+class ExpertHeat(_message.Message):
+    """ExpertHeat is the load of every expert at a step, told by rank 0 every 10 seconds at most and at the last step."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    NUM_LAYERS_FIELD_NUMBER: _builtins.int
+    NUM_EXPERTS_FIELD_NUMBER: _builtins.int
+    EXPERTS_PER_CELL_FIELD_NUMBER: _builtins.int
+    LOAD_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The step."""
+    num_layers: _builtins.int
+    """Layers of the model; one without experts has no tokens."""
+    num_experts: _builtins.int
+    """Experts a layer."""
+    experts_per_cell: _builtins.int
+    """Experts that share a cell, the busiest of which counts; 1 unless there were more than 32,768 cells else."""
+    load: _builtins.bytes
+    """A byte a cell, layer by layer, by ascending expert: 0 for no token, else 128 + 16 log2(multiple of the mean of the
+    layer), rounded, within 1 to 255.
+    """
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        num_layers: _builtins.int = ...,
+        num_experts: _builtins.int = ...,
+        experts_per_cell: _builtins.int = ...,
+        load: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["experts_per_cell", b"experts_per_cell", "load", b"load", "num_experts", b"num_experts", "num_layers", b"num_layers", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExpertHeat: _TypeAlias = ExpertHeat  # noqa: Y015
+
+@_typing.final
+class Overflow(_message.Message):
+    """Overflow tells that gradients overflowed under a scaled loss (float16): all ranks left the update out, a lower scale
+    follows, and nothing is wrong with the run.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_FIELD_NUMBER: _builtins.int
+    LOSS_FIELD_NUMBER: _builtins.int
+    LOSS_SCALE_FIELD_NUMBER: _builtins.int
+    step: _builtins.int
+    """The step."""
+    loss: _builtins.float
+    """Loss per valid token, which is finite."""
+    loss_scale: _builtins.float
+    """By how much it was multiplied before backward."""
+    def __init__(
+        self,
+        *,
+        step: _builtins.int = ...,
+        loss: _builtins.float = ...,
+        loss_scale: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "loss_scale", b"loss_scale", "step", b"step"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Overflow: _TypeAlias = Overflow  # noqa: Y015
+
+@_typing.final
 class Progress(_message.Message):
     """Progress is a finished step, told by rank 0."""
 
@@ -281,6 +389,8 @@ class Progress(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     REPLICA_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    EXPERTS_FIELD_NUMBER: _builtins.int
+    LOSS_SCALE_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The step."""
     loss: _builtins.float
@@ -299,6 +409,8 @@ class Progress(_message.Message):
     """Bytes that all ranks handed to collectives over dp_replicate in this attempt, by the tokens that it has trained on;
     absent where replicas sum their gradients at every step.
     """
+    loss_scale: _builtins.float
+    """By how much float16 multiplied the loss before backward; absent with other types."""
     @_builtins.property
     def epochs(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
         """Passes over each source of a mixture so far, by its name; empty where one split is read."""
@@ -306,6 +418,10 @@ class Progress(_message.Message):
     @_builtins.property
     def parts(self) -> Global___StepParts:
         """Where its wall time went on rank 0; absent where unknown."""
+
+    @_builtins.property
+    def experts(self) -> Global___ExpertLoad:
+        """How evenly its experts were loaded; absent for a model without any."""
 
     def __init__(
         self,
@@ -320,21 +436,27 @@ class Progress(_message.Message):
         epochs: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         replica_bytes_per_token: _builtins.float | None = ...,
         parts: Global___StepParts | None = ...,
+        experts: Global___ExpertLoad | None = ...,
+        loss_scale: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm", "_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "gradient_norm", b"gradient_norm", "loss", b"loss", "parts", b"parts", "replica_bytes_per_token", b"replica_bytes_per_token"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm", "_loss", b"_loss", "_loss_scale", b"_loss_scale", "_replica_bytes_per_token", b"_replica_bytes_per_token", "experts", b"experts", "gradient_norm", b"gradient_norm", "loss", b"loss", "loss_scale", b"loss_scale", "parts", b"parts", "replica_bytes_per_token", b"replica_bytes_per_token"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm", "_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "data_wait_s", b"data_wait_s", "epochs", b"epochs", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "parts", b"parts", "replica_bytes_per_token", b"replica_bytes_per_token", "step", b"step", "step_time_s", b"step_time_s", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm", "_loss", b"_loss", "_loss_scale", b"_loss_scale", "_replica_bytes_per_token", b"_replica_bytes_per_token", "data_wait_s", b"data_wait_s", "epochs", b"epochs", "experts", b"experts", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "loss_scale", b"loss_scale", "parts", b"parts", "replica_bytes_per_token", b"replica_bytes_per_token", "step", b"step", "step_time_s", b"step_time_s", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__gradient_norm: _TypeAlias = _typing.Literal["gradient_norm"]  # noqa: Y015
     _WhichOneofArgType__gradient_norm: _TypeAlias = _typing.Literal["_gradient_norm", b"_gradient_norm"]  # noqa: Y015
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    _WhichOneofReturnType__loss_scale: _TypeAlias = _typing.Literal["loss_scale"]  # noqa: Y015
+    _WhichOneofArgType__loss_scale: _TypeAlias = _typing.Literal["_loss_scale", b"_loss_scale"]  # noqa: Y015
     _WhichOneofReturnType__replica_bytes_per_token: _TypeAlias = _typing.Literal["replica_bytes_per_token"]  # noqa: Y015
     _WhichOneofArgType__replica_bytes_per_token: _TypeAlias = _typing.Literal["_replica_bytes_per_token", b"_replica_bytes_per_token"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__gradient_norm) -> _WhichOneofReturnType__gradient_norm | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss_scale) -> _WhichOneofReturnType__loss_scale | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__replica_bytes_per_token) -> _WhichOneofReturnType__replica_bytes_per_token | None: ...
 
@@ -470,21 +592,47 @@ class Evaluation(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STEP_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The step after which it was taken."""
     loss: _builtins.float
     """The loss; absent where it is not finite."""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """What each of the job's own functions (`metrics.fn`) gave, by its name; not a number where it was not finite."""
+
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         loss: _builtins.float | None = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "loss", b"loss", "metrics", b"metrics", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
@@ -659,6 +807,8 @@ class Record(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     SAVE_FIELD_NUMBER: _builtins.int
     RESTORED_FIELD_NUMBER: _builtins.int
+    EXPERT_HEAT_FIELD_NUMBER: _builtins.int
+    OVERFLOW_FIELD_NUMBER: _builtins.int
     rank: _builtins.int
     """The rank."""
     since_start_s: _builtins.float
@@ -721,6 +871,14 @@ class Record(_message.Message):
     def restored(self) -> Global___Restored:
         """The rank has read its part of the parent."""
 
+    @_builtins.property
+    def expert_heat(self) -> Global___ExpertHeat:
+        """The load of every expert."""
+
+    @_builtins.property
+    def overflow(self) -> Global___Overflow:
+        """Gradients overflowed under a scaled loss."""
+
     def __init__(
         self,
         *,
@@ -741,12 +899,14 @@ class Record(_message.Message):
         finished: Global___Finished | None = ...,
         save: Global___Save | None = ...,
         restored: Global___Restored | None = ...,
+        expert_heat: Global___ExpertHeat | None = ...,
+        overflow: Global___Overflow | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "damaged", b"damaged", "ended", b"ended", "error", b"error", "evaluation", b"evaluation", "event", b"event", "finished", b"finished", "non_finite", b"non_finite", "opened", b"opened", "phase", b"phase", "progress", b"progress", "restored", b"restored", "save", b"save", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["committed", b"committed", "damaged", b"damaged", "ended", b"ended", "error", b"error", "evaluation", b"evaluation", "event", b"event", "expert_heat", b"expert_heat", "finished", b"finished", "non_finite", b"non_finite", "opened", b"opened", "overflow", b"overflow", "phase", b"phase", "progress", b"progress", "restored", b"restored", "save", b"save", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "damaged", b"damaged", "ended", b"ended", "error", b"error", "evaluation", b"evaluation", "event", b"event", "finished", b"finished", "non_finite", b"non_finite", "opened", b"opened", "phase", b"phase", "progress", b"progress", "rank", b"rank", "restored", b"restored", "save", b"save", "since_start_s", b"since_start_s", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "committed", b"committed", "damaged", b"damaged", "ended", b"ended", "error", b"error", "evaluation", b"evaluation", "event", b"event", "expert_heat", b"expert_heat", "finished", b"finished", "non_finite", b"non_finite", "opened", b"opened", "overflow", b"overflow", "phase", b"phase", "progress", b"progress", "rank", b"rank", "restored", b"restored", "save", b"save", "since_start_s", b"since_start_s", "step_time", b"step_time", "time", b"time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["phase", "progress", "step_time", "committed", "non_finite", "evaluation", "opened", "damaged", "error", "ended", "finished", "save", "restored"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["phase", "progress", "step_time", "committed", "non_finite", "evaluation", "opened", "damaged", "error", "ended", "finished", "save", "restored", "expert_heat", "overflow"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 

@@ -27,49 +27,53 @@ from phalanx.api.agent.v1 import record_pb2 as phalanx_dot_api_dot_agent_dot_v1_
 from phalanx.api.train.v1 import train_service_pb2 as phalanx_dot_api_dot_train_dot_v1_dot_train__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,phalanx/api/monitor/v1/monitor_service.proto\x12\x16phalanx.api.monitor.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!phalanx/api/agent/v1/record.proto\x1a(phalanx/api/train/v1/train_service.proto\"\xa9\x02\n\nRunSummary\x12\x0b\n\x03job\x18\x01 \x01(\t\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.phalanx.api.train.v1.JobState\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x11\n\tnum_steps\x18\x04 \x01(\x03\x12\x11\n\x04loss\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11tokens_per_second\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x03\x12\x15\n\rnum_incidents\x18\x08 \x01(\x05\x12\x10\n\x08silent_s\x18\t \x01(\x01\x12\x32\n\x05saves\x18\n \x01(\x0b\x32#.phalanx.api.monitor.v1.SaveSummaryB\x07\n\x05_lossB\x14\n\x12_tokens_per_second\"\xa7\x01\n\x0bSaveSummary\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\x05\x61ge_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tnum_bytes\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x14\n\x07stall_s\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x0bnum_skipped\x18\x06 \x01(\x03\x42\x08\n\x06_age_sB\x0c\n\n_num_bytesB\n\n\x08_stall_s\"\xa7\x01\n\x05\x43urve\x12\x0c\n\x04step\x18\x01 \x03(\x03\x12\x0c\n\x04loss\x18\x02 \x03(\x01\x12\x19\n\x11tokens_per_second\x18\x03 \x03(\x01\x12\x15\n\rgradient_norm\x18\x04 \x03(\x01\x12\x13\n\x0bstep_time_s\x18\x05 \x03(\x01\x12\x13\n\x0b\x64\x61ta_wait_s\x18\x06 \x03(\x01\x12\x15\n\rlearning_rate\x18\x07 \x03(\x01\x12\x0f\n\x07\x61ttempt\x18\x08 \x03(\x03\"-\n\x0f\x45valuationPoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0c\n\x04loss\x18\x02 \x01(\x01\"\xc9\x01\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x12\n\nin_phase_s\x18\x05 \x01(\x01\x12\x13\n\x06\x62usy_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05\x61live\x18\x07 \x01(\x08\x12\x0c\n\x04note\x18\x08 \x01(\t\x12.\n\x05parts\x18\t \x01(\x0b\x32\x1f.phalanx.api.agent.v1.StepPartsB\t\n\x07_busy_s\"\xdf\x01\n\x08Incident\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12*\n\x05\x63\x61use\x18\x05 \x01(\x0b\x32\x1b.phalanx.api.agent.v1.Cause\x12\x34\n\x06\x61\x63tion\x18\x06 \x01(\x0e\x32$.phalanx.api.train.v1.IncidentAction\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12(\n\x04time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xb5\x01\n\x0e\x41ttemptSummary\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x03\x12\x16\n\x0eparent_attempt\x18\x02 \x01(\x03\x12\x13\n\x0bparent_step\x18\x03 \x01(\x03\x12\x11\n\tlast_step\x18\x04 \x01(\x03\x12\x13\n\x0b\x63heckpoints\x18\x05 \x03(\x03\x12\x0e\n\x06layout\x18\x06 \x01(\t\x12\x0c\n\x04live\x18\x07 \x01(\x08\x12\x0f\n\x07\x64\x61maged\x18\x08 \x03(\x03\x12\x0e\n\x06pinned\x18\t \x03(\x03\"\xb1\x03\n\x03Gpu\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04uuid\x18\x04 \x01(\t\x12\x18\n\x0butilization\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11memory_used_bytes\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1f\n\x12memory_total_bytes\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rtemperature_c\x18\x08 \x01(\x01H\x03\x88\x01\x01\x12\x14\n\x07power_w\x18\t \x01(\x01H\x04\x88\x01\x01\x12\x19\n\x0csm_clock_mhz\x18\n \x01(\x01H\x05\x88\x01\x01\x12\x10\n\x03xid\x18\x0b \x01(\x03H\x06\x88\x01\x01\x12\x1e\n\x11\x65\x63\x63_uncorrectable\x18\x0c \x01(\x03H\x07\x88\x01\x01\x12\r\n\x05\x61ge_s\x18\r \x01(\x01\x42\x0e\n\x0c_utilizationB\x14\n\x12_memory_used_bytesB\x15\n\x13_memory_total_bytesB\x10\n\x0e_temperature_cB\n\n\x08_power_wB\x0f\n\r_sm_clock_mhzB\x06\n\x04_xidB\x14\n\x12_ecc_uncorrectable\"\x11\n\x0fListRunsRequest\"D\n\x10ListRunsResponse\x12\x30\n\x04runs\x18\x01 \x03(\x0b\x32\".phalanx.api.monitor.v1.RunSummary\"D\n\rGetRunRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\nmax_points\x18\x02 \x01(\x05\x12\x12\n\nafter_step\x18\x03 \x01(\x03\"\xb0\x03\n\x0eGetRunResponse\x12\x33\n\x07summary\x18\x01 \x01(\x0b\x32\".phalanx.api.monitor.v1.RunSummary\x12,\n\x05\x63urve\x18\x02 \x01(\x0b\x32\x1d.phalanx.api.monitor.v1.Curve\x12<\n\x0b\x65valuations\x18\x03 \x03(\x0b\x32\'.phalanx.api.monitor.v1.EvaluationPoint\x12\x31\n\x05ranks\x18\x04 \x03(\x0b\x32\".phalanx.api.monitor.v1.RankStatus\x12\x33\n\tincidents\x18\x05 \x03(\x0b\x32 .phalanx.api.monitor.v1.Incident\x12.\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x1e.phalanx.api.train.v1.JobEvent\x12\x38\n\x08\x61ttempts\x18\x07 \x03(\x0b\x32&.phalanx.api.monitor.v1.AttemptSummary\x12\x0f\n\x07version\x18\x08 \x01(\x03\x12\x1a\n\x12num_missed_records\x18\t \x01(\x03\"5\n\x0fWatchRunRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x15\n\rafter_version\x18\x02 \x01(\x03\"\x96\x03\n\x10WatchRunResponse\x12\x33\n\x07summary\x18\x01 \x01(\x0b\x32\".phalanx.api.monitor.v1.RunSummary\x12,\n\x05\x63urve\x18\x02 \x01(\x0b\x32\x1d.phalanx.api.monitor.v1.Curve\x12<\n\x0b\x65valuations\x18\x03 \x03(\x0b\x32\'.phalanx.api.monitor.v1.EvaluationPoint\x12\x31\n\x05ranks\x18\x04 \x03(\x0b\x32\".phalanx.api.monitor.v1.RankStatus\x12\x33\n\tincidents\x18\x05 \x03(\x0b\x32 .phalanx.api.monitor.v1.Incident\x12.\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x1e.phalanx.api.train.v1.JobEvent\x12\x38\n\x08\x61ttempts\x18\x07 \x03(\x0b\x32&.phalanx.api.monitor.v1.AttemptSummary\x12\x0f\n\x07version\x18\x08 \x01(\x03\"#\n\x14ListIncidentsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"L\n\x15ListIncidentsResponse\x12\x33\n\tincidents\x18\x01 \x03(\x0b\x32 .phalanx.api.monitor.v1.Incident\"\x11\n\x0fListGpusRequest\"N\n\x10ListGpusResponse\x12)\n\x04gpus\x18\x01 \x03(\x0b\x32\x1b.phalanx.api.monitor.v1.Gpu\x12\x0f\n\x07sources\x18\x02 \x03(\t2\xf6\x03\n\x0eMonitorService\x12]\n\x08ListRuns\x12\'.phalanx.api.monitor.v1.ListRunsRequest\x1a(.phalanx.api.monitor.v1.ListRunsResponse\x12W\n\x06GetRun\x12%.phalanx.api.monitor.v1.GetRunRequest\x1a&.phalanx.api.monitor.v1.GetRunResponse\x12_\n\x08WatchRun\x12\'.phalanx.api.monitor.v1.WatchRunRequest\x1a(.phalanx.api.monitor.v1.WatchRunResponse0\x01\x12l\n\rListIncidents\x12,.phalanx.api.monitor.v1.ListIncidentsRequest\x1a-.phalanx.api.monitor.v1.ListIncidentsResponse\x12]\n\x08ListGpus\x12\'.phalanx.api.monitor.v1.ListGpusRequest\x1a(.phalanx.api.monitor.v1.ListGpusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n,phalanx/api/monitor/v1/monitor_service.proto\x12\x16phalanx.api.monitor.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a!phalanx/api/agent/v1/record.proto\x1a(phalanx/api/train/v1/train_service.proto\"\x88\x03\n\nRunSummary\x12\x0b\n\x03job\x18\x01 \x01(\t\x12-\n\x05state\x18\x02 \x01(\x0e\x32\x1e.phalanx.api.train.v1.JobState\x12\x0c\n\x04step\x18\x03 \x01(\x03\x12\x11\n\tnum_steps\x18\x04 \x01(\x03\x12\x11\n\x04loss\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11tokens_per_second\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x0f\n\x07\x61ttempt\x18\x07 \x01(\x03\x12\x15\n\rnum_incidents\x18\x08 \x01(\x05\x12\x10\n\x08silent_s\x18\t \x01(\x01\x12\x32\n\x05saves\x18\n \x01(\x0b\x32#.phalanx.api.monitor.v1.SaveSummary\x12\x35\n\x0b\x65xpert_load\x18\x0b \x01(\x0b\x32 .phalanx.api.agent.v1.ExpertLoad\x12\x17\n\nloss_scale\x18\x0c \x01(\x01H\x02\x88\x01\x01\x42\x07\n\x05_lossB\x14\n\x12_tokens_per_secondB\r\n\x0b_loss_scale\"\xa7\x01\n\x0bSaveSummary\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x03\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\x05\x61ge_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x16\n\tnum_bytes\x18\x04 \x01(\x03H\x01\x88\x01\x01\x12\x14\n\x07stall_s\x18\x05 \x01(\x01H\x02\x88\x01\x01\x12\x13\n\x0bnum_skipped\x18\x06 \x01(\x03\x42\x08\n\x06_age_sB\x0c\n\n_num_bytesB\n\n\x08_stall_s\"\x91\x02\n\x05\x43urve\x12\x0c\n\x04step\x18\x01 \x03(\x03\x12\x0c\n\x04loss\x18\x02 \x03(\x01\x12\x19\n\x11tokens_per_second\x18\x03 \x03(\x01\x12\x15\n\rgradient_norm\x18\x04 \x03(\x01\x12\x13\n\x0bstep_time_s\x18\x05 \x03(\x01\x12\x13\n\x0b\x64\x61ta_wait_s\x18\x06 \x03(\x01\x12\x15\n\rlearning_rate\x18\x07 \x03(\x01\x12\x0f\n\x07\x61ttempt\x18\x08 \x03(\x03\x12\x14\n\x0c\x65xpert_worst\x18\t \x03(\x02\x12\x13\n\x0b\x65xpert_mean\x18\n \x03(\x02\x12\x13\n\x0b\x65xpert_idle\x18\x0b \x03(\x02\x12\x14\n\x0c\x62\x61lance_loss\x18\x0c \x03(\x02\x12\x12\n\nloss_scale\x18\r \x03(\x02\"\xa4\x01\n\x0f\x45valuationPoint\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x0c\n\x04loss\x18\x02 \x01(\x01\x12\x45\n\x07metrics\x18\x03 \x03(\x0b\x32\x34.phalanx.api.monitor.v1.EvaluationPoint.MetricsEntry\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xc9\x01\n\nRankStatus\x12\x0c\n\x04rank\x18\x01 \x01(\x05\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x12\n\nin_phase_s\x18\x05 \x01(\x01\x12\x13\n\x06\x62usy_s\x18\x06 \x01(\x01H\x00\x88\x01\x01\x12\r\n\x05\x61live\x18\x07 \x01(\x08\x12\x0c\n\x04note\x18\x08 \x01(\t\x12.\n\x05parts\x18\t \x01(\x0b\x32\x1f.phalanx.api.agent.v1.StepPartsB\t\n\x07_busy_s\"\xdf\x01\n\x08Incident\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0b\n\x03job\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\x03\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12*\n\x05\x63\x61use\x18\x05 \x01(\x0b\x32\x1b.phalanx.api.agent.v1.Cause\x12\x34\n\x06\x61\x63tion\x18\x06 \x01(\x0e\x32$.phalanx.api.train.v1.IncidentAction\x12\x0f\n\x07outcome\x18\x07 \x01(\t\x12(\n\x04time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xb5\x01\n\x0e\x41ttemptSummary\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\x03\x12\x16\n\x0eparent_attempt\x18\x02 \x01(\x03\x12\x13\n\x0bparent_step\x18\x03 \x01(\x03\x12\x11\n\tlast_step\x18\x04 \x01(\x03\x12\x13\n\x0b\x63heckpoints\x18\x05 \x03(\x03\x12\x0e\n\x06layout\x18\x06 \x01(\t\x12\x0c\n\x04live\x18\x07 \x01(\x08\x12\x0f\n\x07\x64\x61maged\x18\x08 \x03(\x03\x12\x0e\n\x06pinned\x18\t \x03(\x03\"\xb1\x03\n\x03Gpu\x12\x0c\n\x04node\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\x05\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0c\n\x04uuid\x18\x04 \x01(\t\x12\x18\n\x0butilization\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1e\n\x11memory_used_bytes\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x1f\n\x12memory_total_bytes\x18\x07 \x01(\x01H\x02\x88\x01\x01\x12\x1a\n\rtemperature_c\x18\x08 \x01(\x01H\x03\x88\x01\x01\x12\x14\n\x07power_w\x18\t \x01(\x01H\x04\x88\x01\x01\x12\x19\n\x0csm_clock_mhz\x18\n \x01(\x01H\x05\x88\x01\x01\x12\x10\n\x03xid\x18\x0b \x01(\x03H\x06\x88\x01\x01\x12\x1e\n\x11\x65\x63\x63_uncorrectable\x18\x0c \x01(\x03H\x07\x88\x01\x01\x12\r\n\x05\x61ge_s\x18\r \x01(\x01\x42\x0e\n\x0c_utilizationB\x14\n\x12_memory_used_bytesB\x15\n\x13_memory_total_bytesB\x10\n\x0e_temperature_cB\n\n\x08_power_wB\x0f\n\r_sm_clock_mhzB\x06\n\x04_xidB\x14\n\x12_ecc_uncorrectable\"\x11\n\x0fListRunsRequest\"D\n\x10ListRunsResponse\x12\x30\n\x04runs\x18\x01 \x03(\x0b\x32\".phalanx.api.monitor.v1.RunSummary\"D\n\rGetRunRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x12\n\nmax_points\x18\x02 \x01(\x05\x12\x12\n\nafter_step\x18\x03 \x01(\x03\"\xe7\x03\n\x0eGetRunResponse\x12\x33\n\x07summary\x18\x01 \x01(\x0b\x32\".phalanx.api.monitor.v1.RunSummary\x12,\n\x05\x63urve\x18\x02 \x01(\x0b\x32\x1d.phalanx.api.monitor.v1.Curve\x12<\n\x0b\x65valuations\x18\x03 \x03(\x0b\x32\'.phalanx.api.monitor.v1.EvaluationPoint\x12\x31\n\x05ranks\x18\x04 \x03(\x0b\x32\".phalanx.api.monitor.v1.RankStatus\x12\x33\n\tincidents\x18\x05 \x03(\x0b\x32 .phalanx.api.monitor.v1.Incident\x12.\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x1e.phalanx.api.train.v1.JobEvent\x12\x38\n\x08\x61ttempts\x18\x07 \x03(\x0b\x32&.phalanx.api.monitor.v1.AttemptSummary\x12\x0f\n\x07version\x18\x08 \x01(\x03\x12\x1a\n\x12num_missed_records\x18\t \x01(\x03\x12\x35\n\x0b\x65xpert_heat\x18\n \x01(\x0b\x32 .phalanx.api.agent.v1.ExpertHeat\"5\n\x0fWatchRunRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\x12\x15\n\rafter_version\x18\x02 \x01(\x03\"\xcd\x03\n\x10WatchRunResponse\x12\x33\n\x07summary\x18\x01 \x01(\x0b\x32\".phalanx.api.monitor.v1.RunSummary\x12,\n\x05\x63urve\x18\x02 \x01(\x0b\x32\x1d.phalanx.api.monitor.v1.Curve\x12<\n\x0b\x65valuations\x18\x03 \x03(\x0b\x32\'.phalanx.api.monitor.v1.EvaluationPoint\x12\x31\n\x05ranks\x18\x04 \x03(\x0b\x32\".phalanx.api.monitor.v1.RankStatus\x12\x33\n\tincidents\x18\x05 \x03(\x0b\x32 .phalanx.api.monitor.v1.Incident\x12.\n\x06\x65vents\x18\x06 \x03(\x0b\x32\x1e.phalanx.api.train.v1.JobEvent\x12\x38\n\x08\x61ttempts\x18\x07 \x03(\x0b\x32&.phalanx.api.monitor.v1.AttemptSummary\x12\x0f\n\x07version\x18\x08 \x01(\x03\x12\x35\n\x0b\x65xpert_heat\x18\t \x01(\x0b\x32 .phalanx.api.agent.v1.ExpertHeat\"#\n\x14ListIncidentsRequest\x12\x0b\n\x03job\x18\x01 \x01(\t\"L\n\x15ListIncidentsResponse\x12\x33\n\tincidents\x18\x01 \x03(\x0b\x32 .phalanx.api.monitor.v1.Incident\"\x11\n\x0fListGpusRequest\"N\n\x10ListGpusResponse\x12)\n\x04gpus\x18\x01 \x03(\x0b\x32\x1b.phalanx.api.monitor.v1.Gpu\x12\x0f\n\x07sources\x18\x02 \x03(\t2\xf6\x03\n\x0eMonitorService\x12]\n\x08ListRuns\x12\'.phalanx.api.monitor.v1.ListRunsRequest\x1a(.phalanx.api.monitor.v1.ListRunsResponse\x12W\n\x06GetRun\x12%.phalanx.api.monitor.v1.GetRunRequest\x1a&.phalanx.api.monitor.v1.GetRunResponse\x12_\n\x08WatchRun\x12\'.phalanx.api.monitor.v1.WatchRunRequest\x1a(.phalanx.api.monitor.v1.WatchRunResponse0\x01\x12l\n\rListIncidents\x12,.phalanx.api.monitor.v1.ListIncidentsRequest\x1a-.phalanx.api.monitor.v1.ListIncidentsResponse\x12]\n\x08ListGpus\x12\'.phalanx.api.monitor.v1.ListGpusRequest\x1a(.phalanx.api.monitor.v1.ListGpusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'phalanx.api.monitor.v1.monitor_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
+  _globals['_EVALUATIONPOINT_METRICSENTRY']._loaded_options = None
+  _globals['_EVALUATIONPOINT_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_RUNSUMMARY']._serialized_start=183
-  _globals['_RUNSUMMARY']._serialized_end=480
-  _globals['_SAVESUMMARY']._serialized_start=483
-  _globals['_SAVESUMMARY']._serialized_end=650
-  _globals['_CURVE']._serialized_start=653
-  _globals['_CURVE']._serialized_end=820
-  _globals['_EVALUATIONPOINT']._serialized_start=822
-  _globals['_EVALUATIONPOINT']._serialized_end=867
-  _globals['_RANKSTATUS']._serialized_start=870
-  _globals['_RANKSTATUS']._serialized_end=1071
-  _globals['_INCIDENT']._serialized_start=1074
-  _globals['_INCIDENT']._serialized_end=1297
-  _globals['_ATTEMPTSUMMARY']._serialized_start=1300
-  _globals['_ATTEMPTSUMMARY']._serialized_end=1481
-  _globals['_GPU']._serialized_start=1484
-  _globals['_GPU']._serialized_end=1917
-  _globals['_LISTRUNSREQUEST']._serialized_start=1919
-  _globals['_LISTRUNSREQUEST']._serialized_end=1936
-  _globals['_LISTRUNSRESPONSE']._serialized_start=1938
-  _globals['_LISTRUNSRESPONSE']._serialized_end=2006
-  _globals['_GETRUNREQUEST']._serialized_start=2008
-  _globals['_GETRUNREQUEST']._serialized_end=2076
-  _globals['_GETRUNRESPONSE']._serialized_start=2079
-  _globals['_GETRUNRESPONSE']._serialized_end=2511
-  _globals['_WATCHRUNREQUEST']._serialized_start=2513
-  _globals['_WATCHRUNREQUEST']._serialized_end=2566
-  _globals['_WATCHRUNRESPONSE']._serialized_start=2569
-  _globals['_WATCHRUNRESPONSE']._serialized_end=2975
-  _globals['_LISTINCIDENTSREQUEST']._serialized_start=2977
-  _globals['_LISTINCIDENTSREQUEST']._serialized_end=3012
-  _globals['_LISTINCIDENTSRESPONSE']._serialized_start=3014
-  _globals['_LISTINCIDENTSRESPONSE']._serialized_end=3090
-  _globals['_LISTGPUSREQUEST']._serialized_start=3092
-  _globals['_LISTGPUSREQUEST']._serialized_end=3109
-  _globals['_LISTGPUSRESPONSE']._serialized_start=3111
-  _globals['_LISTGPUSRESPONSE']._serialized_end=3189
-  _globals['_MONITORSERVICE']._serialized_start=3192
-  _globals['_MONITORSERVICE']._serialized_end=3694
+  _globals['_RUNSUMMARY']._serialized_end=575
+  _globals['_SAVESUMMARY']._serialized_start=578
+  _globals['_SAVESUMMARY']._serialized_end=745
+  _globals['_CURVE']._serialized_start=748
+  _globals['_CURVE']._serialized_end=1021
+  _globals['_EVALUATIONPOINT']._serialized_start=1024
+  _globals['_EVALUATIONPOINT']._serialized_end=1188
+  _globals['_EVALUATIONPOINT_METRICSENTRY']._serialized_start=1142
+  _globals['_EVALUATIONPOINT_METRICSENTRY']._serialized_end=1188
+  _globals['_RANKSTATUS']._serialized_start=1191
+  _globals['_RANKSTATUS']._serialized_end=1392
+  _globals['_INCIDENT']._serialized_start=1395
+  _globals['_INCIDENT']._serialized_end=1618
+  _globals['_ATTEMPTSUMMARY']._serialized_start=1621
+  _globals['_ATTEMPTSUMMARY']._serialized_end=1802
+  _globals['_GPU']._serialized_start=1805
+  _globals['_GPU']._serialized_end=2238
+  _globals['_LISTRUNSREQUEST']._serialized_start=2240
+  _globals['_LISTRUNSREQUEST']._serialized_end=2257
+  _globals['_LISTRUNSRESPONSE']._serialized_start=2259
+  _globals['_LISTRUNSRESPONSE']._serialized_end=2327
+  _globals['_GETRUNREQUEST']._serialized_start=2329
+  _globals['_GETRUNREQUEST']._serialized_end=2397
+  _globals['_GETRUNRESPONSE']._serialized_start=2400
+  _globals['_GETRUNRESPONSE']._serialized_end=2887
+  _globals['_WATCHRUNREQUEST']._serialized_start=2889
+  _globals['_WATCHRUNREQUEST']._serialized_end=2942
+  _globals['_WATCHRUNRESPONSE']._serialized_start=2945
+  _globals['_WATCHRUNRESPONSE']._serialized_end=3406
+  _globals['_LISTINCIDENTSREQUEST']._serialized_start=3408
+  _globals['_LISTINCIDENTSREQUEST']._serialized_end=3443
+  _globals['_LISTINCIDENTSRESPONSE']._serialized_start=3445
+  _globals['_LISTINCIDENTSRESPONSE']._serialized_end=3521
+  _globals['_LISTGPUSREQUEST']._serialized_start=3523
+  _globals['_LISTGPUSREQUEST']._serialized_end=3540
+  _globals['_LISTGPUSRESPONSE']._serialized_start=3542
+  _globals['_LISTGPUSRESPONSE']._serialized_end=3620
+  _globals['_MONITORSERVICE']._serialized_start=3623
+  _globals['_MONITORSERVICE']._serialized_end=4125
 # @@protoc_insertion_point(module_scope)

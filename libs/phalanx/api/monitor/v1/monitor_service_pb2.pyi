@@ -39,6 +39,8 @@ class RunSummary(_message.Message):
     NUM_INCIDENTS_FIELD_NUMBER: _builtins.int
     SILENT_S_FIELD_NUMBER: _builtins.int
     SAVES_FIELD_NUMBER: _builtins.int
+    EXPERT_LOAD_FIELD_NUMBER: _builtins.int
+    LOSS_SCALE_FIELD_NUMBER: _builtins.int
     job: _builtins.str
     """The job, `projects/<p>/jobs/<uid>`."""
     state: _train_service_pb2.JobState.ValueType
@@ -57,9 +59,15 @@ class RunSummary(_message.Message):
     """Incidents so far."""
     silent_s: _builtins.float
     """Seconds since the monitor last heard of it."""
+    loss_scale: _builtins.float
+    """By how much float16 multiplied the loss of the last step; absent with other types."""
     @_builtins.property
     def saves(self) -> Global___SaveSummary:
         """What is saved of it; absent before the first save."""
+
+    @_builtins.property
+    def expert_load(self) -> _record_pb2.ExpertLoad:
+        """How evenly the experts were loaded at the last step; absent for a model without any."""
 
     def __init__(
         self,
@@ -74,17 +82,23 @@ class RunSummary(_message.Message):
         num_incidents: _builtins.int = ...,
         silent_s: _builtins.float = ...,
         saves: Global___SaveSummary | None = ...,
+        expert_load: _record_pb2.ExpertLoad | None = ...,
+        loss_scale: _builtins.float | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_tokens_per_second", b"_tokens_per_second", "loss", b"loss", "saves", b"saves", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_loss_scale", b"_loss_scale", "_tokens_per_second", b"_tokens_per_second", "expert_load", b"expert_load", "loss", b"loss", "loss_scale", b"loss_scale", "saves", b"saves", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_tokens_per_second", b"_tokens_per_second", "attempt", b"attempt", "job", b"job", "loss", b"loss", "num_incidents", b"num_incidents", "num_steps", b"num_steps", "saves", b"saves", "silent_s", b"silent_s", "state", b"state", "step", b"step", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_loss_scale", b"_loss_scale", "_tokens_per_second", b"_tokens_per_second", "attempt", b"attempt", "expert_load", b"expert_load", "job", b"job", "loss", b"loss", "loss_scale", b"loss_scale", "num_incidents", b"num_incidents", "num_steps", b"num_steps", "saves", b"saves", "silent_s", b"silent_s", "state", b"state", "step", b"step", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
+    _WhichOneofReturnType__loss_scale: _TypeAlias = _typing.Literal["loss_scale"]  # noqa: Y015
+    _WhichOneofArgType__loss_scale: _TypeAlias = _typing.Literal["_loss_scale", b"_loss_scale"]  # noqa: Y015
     _WhichOneofReturnType__tokens_per_second: _TypeAlias = _typing.Literal["tokens_per_second"]  # noqa: Y015
     _WhichOneofArgType__tokens_per_second: _TypeAlias = _typing.Literal["_tokens_per_second", b"_tokens_per_second"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__loss) -> _WhichOneofReturnType__loss | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__loss_scale) -> _WhichOneofReturnType__loss_scale | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tokens_per_second) -> _WhichOneofReturnType__tokens_per_second | None: ...
 
@@ -159,6 +173,11 @@ class Curve(_message.Message):
     DATA_WAIT_S_FIELD_NUMBER: _builtins.int
     LEARNING_RATE_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    EXPERT_WORST_FIELD_NUMBER: _builtins.int
+    EXPERT_MEAN_FIELD_NUMBER: _builtins.int
+    EXPERT_IDLE_FIELD_NUMBER: _builtins.int
+    BALANCE_LOSS_FIELD_NUMBER: _builtins.int
+    LOSS_SCALE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def step(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Steps."""
@@ -191,6 +210,30 @@ class Curve(_message.Message):
     def attempt(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The attempt that did the step."""
 
+    @_builtins.property
+    def expert_worst(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Tokens of the busiest expert as a multiple of the mean of its layer, of the worst layer; not a number where unknown.
+        This column and those behind it are empty where no step has such a figure.
+        """
+
+    @_builtins.property
+    def expert_mean(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """The same in the mean over the layers."""
+
+    @_builtins.property
+    def expert_idle(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """Share of experts without a token, 0 to 1."""
+
+    @_builtins.property
+    def balance_loss(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """What the loss of balance added to what was minimised."""
+
+    @_builtins.property
+    def loss_scale(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
+        """By how much float16 multiplied the loss. A step whose loss is finite, whose gradient norm is not, and whose scale is
+        above 1 overflowed: its update was left out and a lower scale followed.
+        """
+
     def __init__(
         self,
         *,
@@ -202,10 +245,15 @@ class Curve(_message.Message):
         data_wait_s: _abc.Iterable[_builtins.float] | None = ...,
         learning_rate: _abc.Iterable[_builtins.float] | None = ...,
         attempt: _abc.Iterable[_builtins.int] | None = ...,
+        expert_worst: _abc.Iterable[_builtins.float] | None = ...,
+        expert_mean: _abc.Iterable[_builtins.float] | None = ...,
+        expert_idle: _abc.Iterable[_builtins.float] | None = ...,
+        balance_loss: _abc.Iterable[_builtins.float] | None = ...,
+        loss_scale: _abc.Iterable[_builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "data_wait_s", b"data_wait_s", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "step", b"step", "step_time_s", b"step_time_s", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "balance_loss", b"balance_loss", "data_wait_s", b"data_wait_s", "expert_idle", b"expert_idle", "expert_mean", b"expert_mean", "expert_worst", b"expert_worst", "gradient_norm", b"gradient_norm", "learning_rate", b"learning_rate", "loss", b"loss", "loss_scale", b"loss_scale", "step", b"step", "step_time_s", b"step_time_s", "tokens_per_second", b"tokens_per_second"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -217,21 +265,49 @@ class EvaluationPoint(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class MetricsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.float
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.float = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STEP_FIELD_NUMBER: _builtins.int
     LOSS_FIELD_NUMBER: _builtins.int
+    METRICS_FIELD_NUMBER: _builtins.int
     step: _builtins.int
     """The step."""
     loss: _builtins.float
     """The loss; not a number where it was not finite."""
+    @_builtins.property
+    def metrics(self) -> _containers.ScalarMap[_builtins.str, _builtins.float]:
+        """What each of the job's own functions (`metrics.fn`) gave, by its name, of the first 16 names; not a number where it
+        was not finite.
+        """
+
     def __init__(
         self,
         *,
         step: _builtins.int = ...,
         loss: _builtins.float = ...,
+        metrics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["loss", b"loss", "metrics", b"metrics", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -598,6 +674,7 @@ class GetRunResponse(_message.Message):
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     NUM_MISSED_RECORDS_FIELD_NUMBER: _builtins.int
+    EXPERT_HEAT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Number of the last change; for WatchRun."""
     num_missed_records: _builtins.int
@@ -630,6 +707,10 @@ class GetRunResponse(_message.Message):
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptSummary]:
         """Its attempts."""
 
+    @_builtins.property
+    def expert_heat(self) -> _record_pb2.ExpertHeat:
+        """The last that was told of the load of every expert; absent for a model without any."""
+
     def __init__(
         self,
         *,
@@ -642,10 +723,11 @@ class GetRunResponse(_message.Message):
         attempts: _abc.Iterable[Global___AttemptSummary] | None = ...,
         version: _builtins.int = ...,
         num_missed_records: _builtins.int = ...,
+        expert_heat: _record_pb2.ExpertHeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["curve", b"curve", "summary", b"summary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["curve", b"curve", "expert_heat", b"expert_heat", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "curve", b"curve", "evaluations", b"evaluations", "events", b"events", "incidents", b"incidents", "num_missed_records", b"num_missed_records", "ranks", b"ranks", "summary", b"summary", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "curve", b"curve", "evaluations", b"evaluations", "events", b"events", "expert_heat", b"expert_heat", "incidents", b"incidents", "num_missed_records", b"num_missed_records", "ranks", b"ranks", "summary", b"summary", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -691,6 +773,7 @@ class WatchRunResponse(_message.Message):
     EVENTS_FIELD_NUMBER: _builtins.int
     ATTEMPTS_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    EXPERT_HEAT_FIELD_NUMBER: _builtins.int
     version: _builtins.int
     """Number of the last change."""
     @_builtins.property
@@ -721,6 +804,10 @@ class WatchRunResponse(_message.Message):
     def attempts(self) -> _containers.RepeatedCompositeFieldContainer[Global___AttemptSummary]:
         """All attempts, where one changed; none otherwise."""
 
+    @_builtins.property
+    def expert_heat(self) -> _record_pb2.ExpertHeat:
+        """The load of every expert, where it is new."""
+
     def __init__(
         self,
         *,
@@ -732,10 +819,11 @@ class WatchRunResponse(_message.Message):
         events: _abc.Iterable[_train_service_pb2.JobEvent] | None = ...,
         attempts: _abc.Iterable[Global___AttemptSummary] | None = ...,
         version: _builtins.int = ...,
+        expert_heat: _record_pb2.ExpertHeat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["curve", b"curve", "summary", b"summary"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["curve", b"curve", "expert_heat", b"expert_heat", "summary", b"summary"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "curve", b"curve", "evaluations", b"evaluations", "events", b"events", "incidents", b"incidents", "ranks", b"ranks", "summary", b"summary", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "curve", b"curve", "evaluations", b"evaluations", "events", b"events", "expert_heat", b"expert_heat", "incidents", b"incidents", "ranks", b"ranks", "summary", b"summary", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -346,6 +346,8 @@ class Job(_message.Message):
     EPOCHS_FIELD_NUMBER: _builtins.int
     REPLICA_BYTES_PER_TOKEN_FIELD_NUMBER: _builtins.int
     STEP_PARTS_FIELD_NUMBER: _builtins.int
+    EXPERT_LOAD_FIELD_NUMBER: _builtins.int
+    EVALUATION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """`projects/<p>/jobs/<uid>`."""
     state: Global___JobState.ValueType
@@ -404,6 +406,16 @@ class Job(_message.Message):
     def step_parts(self) -> _record_pb2.StepParts:
         """Where the wall time of that step went on rank 0; absent where unknown."""
 
+    @_builtins.property
+    def expert_load(self) -> _record_pb2.ExpertLoad:
+        """How evenly the experts were loaded at that step; absent for a model without any, and where unknown."""
+
+    @_builtins.property
+    def evaluation(self) -> _record_pb2.Evaluation:
+        """The last evaluation of the newest attempt; absent before its first, and until its ranks tell of one to a service
+        that was started anew.
+        """
+
     def __init__(
         self,
         *,
@@ -427,10 +439,12 @@ class Job(_message.Message):
         epochs: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
         replica_bytes_per_token: _builtins.float | None = ...,
         step_parts: _record_pb2.StepParts | None = ...,
+        expert_load: _record_pb2.ExpertLoad | None = ...,
+        evaluation: _record_pb2.Evaluation | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "cause", b"cause", "checkpoint", b"checkpoint", "create_time", b"create_time", "loss", b"loss", "origin", b"origin", "replica_bytes_per_token", b"replica_bytes_per_token", "step_parts", b"step_parts"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "cause", b"cause", "checkpoint", b"checkpoint", "create_time", b"create_time", "evaluation", b"evaluation", "expert_load", b"expert_load", "loss", b"loss", "origin", b"origin", "replica_bytes_per_token", b"replica_bytes_per_token", "step_parts", b"step_parts"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "attempt", b"attempt", "cause", b"cause", "checkpoint", b"checkpoint", "create_time", b"create_time", "epochs", b"epochs", "intent", b"intent", "loss", b"loss", "message", b"message", "name", b"name", "num_attempts_without_progress", b"num_attempts_without_progress", "num_steps", b"num_steps", "origin", b"origin", "owner", b"owner", "placement", b"placement", "replica_bytes_per_token", b"replica_bytes_per_token", "revision", b"revision", "spec_json", b"spec_json", "state", b"state", "step", b"step", "step_parts", b"step_parts"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_loss", b"_loss", "_replica_bytes_per_token", b"_replica_bytes_per_token", "attempt", b"attempt", "cause", b"cause", "checkpoint", b"checkpoint", "create_time", b"create_time", "epochs", b"epochs", "evaluation", b"evaluation", "expert_load", b"expert_load", "intent", b"intent", "loss", b"loss", "message", b"message", "name", b"name", "num_attempts_without_progress", b"num_attempts_without_progress", "num_steps", b"num_steps", "origin", b"origin", "owner", b"owner", "placement", b"placement", "replica_bytes_per_token", b"replica_bytes_per_token", "revision", b"revision", "spec_json", b"spec_json", "state", b"state", "step", b"step", "step_parts", b"step_parts"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__loss: _TypeAlias = _typing.Literal["loss"]  # noqa: Y015
     _WhichOneofArgType__loss: _TypeAlias = _typing.Literal["_loss", b"_loss"]  # noqa: Y015
