@@ -10,6 +10,7 @@ import numpy as np
 from support.jobs import Run, lineage_of, losses_of, newest_tensors, run_here, write_job
 
 from phalanx.gang import Event, ForkServer
+from phalanx.lineage import StepRows
 
 # From far too large a scale down to one that fits, within a few steps; it grows after three that are finite.
 KEYS = (
@@ -63,6 +64,11 @@ def test_run_whose_rank_is_killed_goes_on_with_its_scale_bit_for_bit(
     assert scale_of(ours) == scale_of(theirs)
     assert scale > 1e12 * 0.001 ** len(scales["theirs"]), "it grew after steps that were finite"
     assert losses_of(ours) == losses_of(theirs)
+    for path in (ours, theirs):
+        rows = StepRows.concatenate([steps for _, steps in lineage_of(path).records.live()])
+        told = dict(zip(rows.step.tolist(), rows.loss_scale.tolist(), strict=True))
+        assert set(rows.step[rows.overflowed].tolist()) == scales["theirs"].keys(), "records tell them apart"
+        assert {step: told[step] for step in scales["theirs"]} == scales["theirs"]
     found, expected = newest_tensors(ours), newest_tensors(theirs)
     assert found.keys() == expected.keys()
     for name, values in expected.items():

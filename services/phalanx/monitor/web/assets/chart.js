@@ -24,7 +24,8 @@ export class Chart {
     this.readout = section.querySelector("output");
     this.tip = section.querySelector(".tip");
     span.charts.push(this);
-    new ResizeObserver(() => this.touch()).observe(this.canvas);
+    this.watch = new ResizeObserver(() => this.touch());
+    this.watch.observe(this.canvas);
     const hear = (name, action) => this.canvas.addEventListener(name, action);
     hear("pointermove", (event) => this.move(event.offsetX));
     hear("pointerleave", () => { if (this.drag === null) this.leave(); });
@@ -159,7 +160,8 @@ export class Chart {
     }
     if (this.span.cursor === null) return;
     const x = Math.round(scale.x(this.span.cursor)) + 0.5, [column, color] = this.lines[0];
-    const value = this.series.columns[column][this.series.indexOf(this.span.cursor)];
+    const at = this.series.indexOf(this.span.cursor);
+    const value = this.series.step[at] === this.span.cursor ? this.series.columns[column][at] : NaN;
     Object.assign(context, { strokeStyle: ink("--quiet"), lineWidth: 1 });
     paint.stroke(context, x, box.top, x, box.top + box.height);
     if (Number.isFinite(value)) paint.dot(context, x, scale.y(value), ink(color), ink("--card"));

@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { Chart, Span } from "./chart.js";
 import { shortName, words } from "./format.js";
+import { Further } from "./further.js";
 import { drawLineage } from "./lineage.js";
 import { showAge, showNothing, showSummary, titleOf } from "./overview.js";
 import { Run } from "./run.js";
@@ -19,7 +20,7 @@ const charts = [
   new Chart(byId("time"), span, [["step_time_s", "--train"], ["data_wait_s", "--warn"]]),
   new Chart(byId("rate"), span, [["learning_rate", "--train"]]),
 ];
-const lossChart = charts[0];
+const lossChart = charts[0], further = new Further(byId, span, charts);
 let run = null, wanted = hashJob(), drawn = null;
 
 function show(shown) {
@@ -32,6 +33,7 @@ function show(shown) {
   }
   if (drawn !== shown.attempts) drawLineage(byId("lineage"), (drawn = shown.attempts));
   lossChart.dots = shown.dots;
+  further.show(shown);
   const { series, marks, bands } = shown;
   for (const chart of charts) Object.assign(chart, { series, marks, bands }).touch();
 }
@@ -97,7 +99,7 @@ byId("reset").addEventListener("click", () => span.show(null));
 byId("log").addEventListener("change", (event) => { lossChart.isLog = event.target.checked; lossChart.touch(); });
 byId("smoothing").addEventListener("input", (event) => { for (const chart of charts) { chart.weight = Number(event.target.value); chart.touch(); } });
 addEventListener("hashchange", () => { if (hashJob() && hashJob() !== run?.job) choose(hashJob()); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => span.touch());
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { span.touch(); further.heat.draw(); });
 // A browser allows few connections to one host: a page that nobody sees holds none.
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) run?.pause();
@@ -107,4 +109,4 @@ document.addEventListener("visibilitychange", () => {
 setInterval(showAge, 1000);
 every(RUNS_EVERY_MS, refreshRuns);
 every(GPUS_EVERY_MS, refreshGpus);
-globalThis.phalanx = { charts, span, get run() { return run; } };
+globalThis.phalanx = { charts, further, span, get run() { return run; } };

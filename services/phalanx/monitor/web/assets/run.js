@@ -13,7 +13,7 @@ export class Run {
   }
 
   forget() {
-    Object.assign(this, { series: new Series(), incidents: new Map(), events_: new Map(), evaluations: new Map(), attempts: [], ranks: [], summary: null });
+    Object.assign(this, { series: new Series(), incidents: new Map(), events_: new Map(), evaluations: new Map(), metrics: new Map(), heat: null, attempts: [], ranks: [], summary: null });
   }
 
   get events() { return [...this.events_.values()]; }
@@ -61,15 +61,27 @@ export class Run {
     if (this.series.cut(step)) this.drop(step + 1);
     for (const each of change.incidents ?? []) this.incidents.set(each.id, each);
     for (const each of change.events ?? []) this.events_.set(each.revision, each);
-    for (const each of change.evaluations ?? []) this.evaluations.set(each.step, each.loss ?? NaN);
+    for (const each of change.evaluations ?? []) this.evaluate(each);
+    if (change.expert_heat) this.heat = change.expert_heat;
     if (change.attempts?.length) this.attempts = change.attempts;
     this.hasNews ||= Boolean(change.incidents?.length || change.events?.length || change.attempts?.length);
     Object.assign(this, { summary: change.summary, ranks: change.ranks ?? [], version: change.version });
     this.frame ??= requestAnimationFrame(() => { this.frame = null; if (!this.isClosed) this.onShow(this); });
   }
 
+  // The held-out loss, and the job's own metrics by name and step.
+  evaluate({ step, loss, metrics }) {
+    this.evaluations.set(step, loss ?? NaN);
+    for (const [name, value] of Object.entries(metrics ?? {})) {
+      if (!this.metrics.has(name)) this.metrics.set(name, new Map());
+      this.metrics.get(name).set(step, value ?? NaN);
+    }
+  }
+
   // Evaluations of steps that are done again.
-  drop(first) { for (const step of [...this.evaluations.keys()]) if (step >= first) this.evaluations.delete(step); }
+  drop(first) {
+    for (const known of [this.evaluations, ...this.metrics.values()]) for (const step of [...known.keys()]) if (step >= first) known.delete(step);
+  }
 
   // What charts mark: incidents, where attempts began, and which steps they did again.
   get marks() {

@@ -1,14 +1,22 @@
 // The steps of a run as columns that grow; a step that is done again replaces what was there from it on.
 
-const COLUMNS = ["step", "loss", "tokens_per_second", "gradient_norm", "step_time_s", "data_wait_s", "learning_rate", "attempt"];
+const COLUMNS = [
+  "step", "loss", "tokens_per_second", "gradient_norm", "step_time_s", "data_wait_s", "learning_rate", "attempt",
+  "expert_worst", "expert_mean", "expert_idle", "balance_loss", "loss_scale",
+];
 
 export class Series {
-  constructor() {
+  constructor(names = COLUMNS) {
     this.length = this.version = 0;
-    this.columns = Object.fromEntries(COLUMNS.map((name) => [name, new Float64Array(1024)]));
+    this.names = names;
+    this.columns = Object.fromEntries(names.map((name) => [name, new Float64Array(1024)]));
+    this.told = new Set();
   }
 
   get step() { return this.columns.step; }
+
+  // Whether a column was ever told, which those are not that only some runs have.
+  has(name) { return this.told.has(name); }
 
   last(name) { return this.length ? this.columns[name][this.length - 1] : null; }
 
@@ -23,11 +31,12 @@ export class Series {
     const count = curve?.step?.length ?? 0;
     if (!count) return null;
     const at = this.indexOf(curve.step[0]);
-    const redone = at < this.length && this.columns.attempt[at] !== curve.attempt[0] ? this.step[at] : null;
+    const redone = at < this.length && this.columns.attempt[at] !== curve.attempt?.[0] ? this.step[at] : null;
     this.length = at;
     this.reserve(at + count);
-    for (const name of COLUMNS) {
+    for (const name of this.names) {
       const column = this.columns[name], values = curve[name] ?? [];
+      if (values.length) this.told.add(name);
       for (let i = 0; i < count; i++) column[at + i] = values[i] ?? NaN;
     }
     this.length += count;
@@ -57,7 +66,7 @@ export class Series {
 
   reserve(length) {
     if (length <= this.step.length) return;
-    for (const name of COLUMNS) {
+    for (const name of this.names) {
       const wider = new Float64Array(Math.max(length, 2 * this.columns[name].length));
       wider.set(this.columns[name].subarray(0, this.length));
       this.columns[name] = wider;
