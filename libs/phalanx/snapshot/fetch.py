@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,19 +23,26 @@ def _nowhere() -> None:
     """Who needs the values has no memory for the whole box in its own order of bytes."""
 
 
+def _unheard(values: np.ndarray) -> None:
+    """Who needs the values has them already."""
+
+
 @dataclass(slots=True)
 class Wanted:
     """A stored box, and the boxes inside it (global indices) that somebody needs.
 
     deliver: called once, with the verified values: an array of the stored box's shape whose elements in `boxes` are
     valid. into: called once before it; where it gives memory, uint8 [bytes of the stored box], verified bytes go
-    straight there, and that is what `deliver` gets.
+    straight there, and that is what `deliver` gets. take: where it is given, neither is called: it gets every verified
+    piece, in any order and from several threads, with the piece's first byte in the stored box; the bytes are gone when
+    it returns.
     """
 
     stored: StoredBox
     boxes: Sequence[Box]
-    deliver: Callable[[np.ndarray], None]
+    deliver: Callable[[np.ndarray], None] = _unheard
     into: Callable[[], np.ndarray | None] = _nowhere
+    take: Callable[[int, memoryview], None] | None = None
 
 
 @dataclass(slots=True)
@@ -90,7 +98,9 @@ def read_tensor(store: ObjectStore, index: Index, tensor: StoredTensor) -> np.nd
 
 
 class Scratch(threading.local):
-    """Memory of each thread that reads one range after the other: fresh memory costs more than the reading."""
+    """Memory of each thread that reads one range after the other: fresh memory costs more than the reading. It is the
+    system's, not the allocator's, which would keep it for later in every thread's own heap.
+    """
 
     def __init__(self, num_bytes: int) -> None:
         self._num_bytes = num_bytes
@@ -100,7 +110,7 @@ class Scratch(threading.local):
     def memory(self) -> memoryview:
         """`num_bytes` that are this thread's own, and hold what it read last."""
         if self._memory is None:
-            self._memory = np.empty(self._num_bytes, dtype=np.uint8).data
+            self._memory = memoryview(mmap.mmap(-1, max(1, self._num_bytes), flags=mmap.MAP_PRIVATE))[: self._num_bytes]
         return self._memory
 
 
@@ -148,6 +158,9 @@ def _fetch_one(
 def land(landing: Landing, start: int, piece: memoryview) -> None:
     """Puts verified bytes at `start` of their box; delivers the box with the last of them."""
     stored = landing.wanted.stored
+    if landing.wanted.take is not None:
+        landing.wanted.take(start, piece)
+        return
     with landing.lock:
         if landing.memory is None:
             given = landing.wanted.into()

@@ -5,6 +5,7 @@ that no more than a part of them is ever in memory.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -16,8 +17,10 @@ from phalanx.snapshot.grouping import OwnedBox, PlannedObject, plan_objects
 from phalanx.snapshot.share import Share, Written
 from phalanx.snapshot.slabs import row_boxes
 
-# Stored values are verified in chunks of 1 MiB: parts that are not much larger would have many read twice.
+# Stored values are verified in chunks of 1 MiB: parts that are not much larger would have many read twice. Of larger
+# ones than the upper bound a restore would only hold more.
 MIN_PART_BYTES: Final = 4 << 20
+MAX_PART_BYTES: Final = 64 << 20
 
 
 class PagedObjects:
@@ -68,21 +71,31 @@ def first_element(outer: Box, inner: Box) -> int:
 
 
 def parts_of(tensors: Sequence[HeldTensor]) -> Iterator[list[PagedPart]]:
-    """All values of paged tensors in parts that are small enough to be in memory together, in order of bytes."""
+    """All values of paged tensors in parts that are small enough to be in memory together, in order of bytes.
+
+    A part is as large as what must be read for it: of a column of a matrix the whole rows, whose chunks hold it.
+    """
     batch: list[PagedPart] = []
-    filled_bytes = 0
+    filled_bytes = 0.0
     for held in tensors:
         assert held.paged is not None, f"{held.name} lies in memory"
-        most_bytes = max(MIN_PART_BYTES, held.paged.pages.part_bytes)
-        for box in row_boxes(held.box.shape, most_bytes // held.local.element_size()):
-            num_bytes = box.num_elements * held.local.element_size()
+        most_bytes = min(max(MIN_PART_BYTES, held.paged.pages.part_bytes), MAX_PART_BYTES)
+        read_bytes = _read_bytes(held)
+        for box in row_boxes(held.box.shape, int(most_bytes / read_bytes)):
+            num_bytes = box.num_elements * read_bytes
             if batch and filled_bytes + num_bytes > most_bytes:
                 yield batch
-                batch, filled_bytes = [], 0
+                batch, filled_bytes = [], 0.0
             batch.append(PagedPart(held, held.paged, box))
             filled_bytes += num_bytes
     if batch:
         yield batch
+
+
+def _read_bytes(held: HeldTensor) -> float:
+    """Of a whole row for each element of it that is held."""
+    row, of_whole = math.prod(held.box.shape[1:]), math.prod(held.global_shape[1:])
+    return held.local.element_size() * of_whole / max(row, 1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -93,10 +106,15 @@ class PagedPart:
     paged: PagedTensor
     box: Box
 
-    def in_memory(self) -> HeldTensor:
-        """A tensor for the values, in memory, with undefined ones."""
+    @property
+    def num_bytes(self) -> int:
+        """Of its values."""
+        return self.box.num_elements * self.held.local.element_size()
+
+    def in_memory(self, memory: torch.Tensor) -> HeldTensor:
+        """A tensor for the values in `memory`, uint8 [num_bytes], with what lies there."""
         offset = tuple(map(sum, zip(self.held.box.offset, self.box.offset, strict=True)))
-        local = torch.empty(self.box.shape, dtype=self.held.local.dtype)
+        local = memory.view(self.held.local.dtype).view(self.box.shape)
         return dataclasses.replace(self.held, box=Box(offset, self.box.shape), local=local, paged=None)
 
     def write(self, values: torch.Tensor) -> None:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -19,7 +21,7 @@ from phalanx.lineage import Manifest, keys
 from phalanx.objects import ObjectStore
 from phalanx.snapshot.errors import DamagedCheckpoint
 from phalanx.snapshot.fetch import Wanted, fetch
-from phalanx.snapshot.flat import as_torch, bytes_for
+from phalanx.snapshot.flat import bytes_for, scatter
 from phalanx.snapshot.index import Index, StoredTensor
 from phalanx.snapshot.lookup import read_needed
 from phalanx.snapshot.paged import parts_of
@@ -96,13 +98,16 @@ class _Filling:
 
     def fill_paged(self, tensors: Sequence[HeldTensor]) -> None:
         """Those in a file; with peers, all call this together."""
-        num_rounds = num_own = sum(1 for _ in parts_of(tensors))
+        sizes = [sum(part.num_bytes for part in parts) for parts in parts_of(tensors)]
+        num_rounds = len(sizes)
         if self._peers is not None:
-            num_rounds = max(map(int, self._peers.gather(str(num_own).encode())))
-        rounds = parts_of(tensors)
+            num_rounds = max(map(int, self._peers.gather(str(num_rounds).encode())))
+        rounds, memory = parts_of(tensors), torch.empty(max(sizes, default=0), dtype=torch.uint8)
         for _ in range(num_rounds):
             parts = next(rounds, [])
-            held = [part.in_memory() for part in parts]
+            starts = accumulate((part.num_bytes for part in parts), initial=0)
+            places = (memory[start:stop] for start, stop in pairwise(starts))
+            held = [part.in_memory(place) for part, place in zip(parts, places, strict=True)]
             self.fill(held)
             for part, filled in zip(parts, held, strict=True):
                 part.write(filled.local)
@@ -164,18 +169,15 @@ def _wanted(manifest: Manifest, index: Index, tensors: Sequence[HeldTensor]) -> 
 
 def _fill(tensor: StoredTensor, number: int, uses: list[tuple[HeldTensor, Box]]) -> Wanted:
     stored = tensor.boxes[number]
-    targets = [(held.local.detach()[held.box.slices_of(common)], common) for held, common in uses]
-    memory = bytes_for(targets[0][0], stored) if len(targets) == 1 else None
+    held, common = uses[0]
+    target = held.local.detach()[held.box.slices_of(common)]
+    memory = bytes_for(target, stored) if len(uses) == 1 else None
     if memory is not None:
-        return Wanted(stored, [stored.box], lambda values: None, lambda: memory)
-
-    def deliver(values: np.ndarray) -> None:
-        source = as_torch(values, stored)
-        with torch.no_grad():
-            for target, common in targets:
-                target.copy_(source[stored.box.slices_of(common)])
-
-    return Wanted(stored, [common for _, common in uses], deliver)
+        return Wanted(stored, [stored.box], into=lambda: memory)
+    put, boxes = partial(scatter, stored, uses), [common for _, common in uses]
+    if stored.chunk_bytes % stored.kind.itemsize:  # pieces don't hold whole elements
+        return Wanted(stored, boxes, lambda values: put(0, values.reshape(-1).view(np.uint8).data))
+    return Wanted(stored, boxes, take=put)
 
 
 def _dtype(held: HeldTensor) -> str:

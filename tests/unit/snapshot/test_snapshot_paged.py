@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import xxhash
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from saved_job import file_store, open_attempt, random_tensor, rows_of, same_bits, save, tilings, whole_of
@@ -20,7 +23,7 @@ from phalanx.objects.faults import FaultyStore, fail_before, on
 from phalanx.paging.layout import CUT
 from phalanx.paging.state import BUDGET_PARTS, PagedState
 from phalanx.snapshot.load import iterate
-from phalanx.snapshot.paged import first_element, parts_of
+from phalanx.snapshot.paged import MIN_PART_BYTES, first_element, parts_of
 from phalanx.snapshot.restore import RestoreReport, restore
 from phalanx.snapshot.writer import Writer
 
@@ -179,3 +182,34 @@ def test_failed_save_lets_go_of_its_pages_and_the_next_one_works(tmp_path: Path)
 )
 def test_first_element_is_counted_in_row_major_order(outer: Box, inner: Box, number: int) -> None:
     assert first_element(outer, inner) == number
+
+
+HELD_ROWS, HELD_COLUMNS = 3072, 4096  # 48 MiB
+LIMIT_BYTES = 20 << 20
+
+
+def restored_within(folder: Path, first: int, count: int, limit_bytes: int) -> subprocess.CompletedProcess[str]:
+    """Columns [first, first + count) restored by a process that may not have more memory than that."""
+    numbers = (HELD_ROWS, HELD_COLUMNS, first, count, 4 << 20, limit_bytes)
+    program = Path(__file__).with_name("restore_within.py")
+    command = [sys.executable, str(program), f"file://{folder}/store", str(folder / "disk"), *map(str, numbers)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_restore_of_pages_stays_within_a_hard_limit_whatever_is_stored(tmp_path: Path) -> None:
+    store, tensor = file_store(tmp_path / "store"), random_tensor((HELD_ROWS, HELD_COLUMNS), torch.float32, 1)
+    save(store, open_attempt(store), 5, [whole_of({"t": tensor})])
+    for first, count in ((0, HELD_COLUMNS), (1536, 512)):
+        done = restored_within(tmp_path, first, count, LIMIT_BYTES)
+        assert done.returncode == 0, done.stderr
+        expected = tensor[:, first : first + count].contiguous().numpy()
+        assert done.stdout == xxhash.xxh3_64_hexdigest(expected)
+    none = restored_within(tmp_path, 0, HELD_COLUMNS, 1 << 20)
+    assert none.returncode == 1 and "alloc" in none.stderr, "a limit below one part is felt"
+
+
+def test_part_of_columns_is_as_large_as_the_rows_that_are_read_for_it(tmp_path: Path) -> None:
+    tensor = torch.zeros(2048, 64)
+    held = [HeldTensor("t", (2048, 4096), Box((0, 64), (2048, 64)), tensor)]
+    parts = list(parts_of(paged(tmp_path, held)))
+    assert [[part.box.shape for part in batch] for batch in parts] == [[(MIN_PART_BYTES // 4 // 4096, 64)]] * 8
