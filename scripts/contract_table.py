@@ -21,7 +21,7 @@ FOLDERS = ("tests", "tests/distributed/parallel", "tests/e2e")
 AXES = ("pp", "dp_replicate", "cp", "tp")
 # Of a case, what is not its layout and not worth saying.
 NOT_SHOWN = ("parallel", "model", "world_size")
-SAID = {"reference": "model", "dtype": "", "attn_backend": "attention", "compile": "compiled"}
+SAID = {"float8": "fp8", "reference": "model", "dtype": "", "attn_backend": "attention", "compile": "compiled"}
 
 
 def main(arguments: list[str]) -> int:
@@ -45,6 +45,7 @@ def contract() -> str:
     try:
         import parity
         import test_expert_parity
+        import test_float8_parity
         import test_offload
         import test_own_parity
         import test_parity
@@ -56,6 +57,7 @@ def contract() -> str:
         [
             *_one_process(test_parity, parity.MODEL),
             *_experts(test_expert_parity, test_parity),
+            *_float8(test_float8_parity, test_parity),
             *_own_models(test_own_parity),
             *_same_bits(test_offload, test_run),
             *_resumed(test_run),
@@ -94,6 +96,22 @@ def _experts(experts: ModuleType, parity: ModuleType) -> Iterator[str]:
         f"by `{_test(experts, 'every_layout_of_experts')}`. Models: {named}."
     )
     yield from _table(words, experts.TABLE, parity._case())
+
+
+def _float8(float8: ModuleType, parity: ModuleType) -> Iterator[str]:
+    usual = {key: value for key, value in parity._case(dtype="bfloat16").items() if key != "reference"}
+    same, apart = _test(float8, "every_layout_in_fp8"), _test(float8, "multiply_slices")
+    words = (
+        "**Products in fp8**, equal to one process that casts with torch alone: losses of two training steps and two "
+        f"evaluations within {float8.LOSS_BOUND:g} relative, and each parameter's gradient within "
+        f"{float8.GRADIENT_BOUND:g}, by `{same}`. Model: base with {_named(float8.SHAPE)}."
+    )
+    yield from _table(words, float8.TABLE, usual)
+    words = (
+        "Where a rank multiplies slices of what one process multiplies, or more windows at once, its scales are "
+        f"others: gradients within {float8.OWN_SCALES_BOUND:g}, by `{apart}`:"
+    )
+    yield from _table(words, float8.OWN_SCALES, usual)
 
 
 def _own_models(own: ModuleType) -> Iterator[str]:
@@ -150,7 +168,7 @@ def _layout(size: int, parallel: Mapping[str, Any]) -> str:
 
 def _beside(case: Mapping[str, Any], usual: Mapping[str, Any]) -> Iterator[str]:
     for key, value in case.items():
-        if key not in NOT_SHOWN and value != usual.get(key):
+        if key not in NOT_SHOWN and value != usual.get(key) and (key != "reference" or key in usual):
             yield _said(SAID.get(key, key), value)
 
 

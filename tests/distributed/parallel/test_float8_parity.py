@@ -1,0 +1,112 @@
+"""The numerics contract of products in fp8: every layout gives the loss and the gradients of one process that computes
+them with torch alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from parity import MODEL, SEED, windows
+from safetensors.torch import load_file, save_file
+from support.float8_reference import loss_and_gradients, narrow_layers, require_torchao
+from test_parity import _case, _gangs, _pipeline
+
+from phalanx.core.box import whole
+from phalanx.gang.fork_server import ForkServer
+from phalanx.gang.testing import run_gang
+from phalanx.models.args import DecoderArgs
+from phalanx.models.decoder import Decoder
+from phalanx.parallel.initialise import fill
+
+pytestmark = pytest.mark.distributed
+
+RECIPES = ("tensorwise", "rowwise")
+# Where each product has the numbers that one process gives it, scales are the same and little but the order of sums
+# differs. Where a rank multiplies a slice, or windows meet in a micro-batch, it has a scale of its own.
+LOSS_BOUND, GRADIENT_BOUND, OWN_SCALES_BOUND = 1e-3, 0.05, 0.2
+SHAPE: dict[str, Any] = {"dim": 64, "ffn_dim": 96}  # multiples of 16, halved over tp too
+
+
+def _of(recipe: str, case: dict[str, Any]) -> dict[str, Any]:
+    return case | {"reference": recipe, "model": SHAPE, "float8": recipe, "dtype": "bfloat16"}
+
+
+TABLE: dict[int, dict[str, dict[str, Any]]] = {
+    1: {
+        "one": _of("tensorwise", _case()),
+        "one_rowwise": _of("rowwise", _case()),
+        "recompute_selective": _of("tensorwise", _case(recompute="selective")),
+        "recompute": _of("rowwise", _case(recompute="full")),
+    },
+    2: {
+        "dp2": _of("tensorwise", _case()),
+        "dp2_rowwise": _of("rowwise", _case()),
+        "dp2_zero1_chunked": _of("rowwise", _case(zero=1, chunk_tokens=5)),
+        "replicate2_zero2": _of("tensorwise", _case(dp_replicate=2, zero=2)),
+        "pp2": _of("tensorwise", _pipeline("1f1b", pp=2)),
+        "pp2_interleaved_rowwise": _of("rowwise", _pipeline("interleaved_1f1b", pp=2)),
+    },
+}
+OWN_SCALES: dict[int, dict[str, dict[str, Any]]] = {
+    2: {
+        "dp2_local2": _of("tensorwise", _case(local_batch_size=2)),
+        "tp2": _of("tensorwise", _case(tp=2)),
+        "tp2_rowwise": _of("rowwise", _case(tp=2)),
+        "cp2": _of("tensorwise", _case(cp=2, local_batch_size=2)),
+        "cp2_rowwise": _of("rowwise", _case(cp=2, local_batch_size=2)),
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    require_torchao()
+    folder = tmp_path_factory.mktemp("references")
+    paths = {recipe: str(folder / f"{recipe}.safetensors") for recipe in RECIPES}
+    for recipe in RECIPES:
+        decoder = Decoder(DecoderArgs.of_plain(MODEL | SHAPE))
+        weights, initial = decoder.state_dict(), decoder.initial_weights()
+        for name, weight in weights.items():
+            shape = tuple(weight.shape)
+            fill(weight, whole(shape), shape, initial[name], SEED, name)
+        weights = {name: weight.clone() for name, weight in weights.items()}
+        narrow_layers(decoder, recipe)
+        loss, gradients = loss_and_gradients(decoder, windows(MODEL["vocab_size"]), weights)
+        found = {f"weight/{name}": weight for name, weight in weights.items()}
+        found |= {f"gradient/{name}": gradient for name, gradient in gradients.items()}
+        save_file({"loss": loss, **found}, paths[recipe])
+    return paths
+
+
+@pytest.mark.parametrize(("world_size", "names"), _gangs(TABLE))
+def test_every_layout_in_fp8_gives_loss_and_gradients_of_one_process(
+    fork_server: ForkServer, references: dict[str, str], world_size: int, names: list[str]
+) -> None:
+    cases = {name: TABLE[world_size][name] for name in names}
+    _check(fork_server, references, world_size, cases, 0.0, GRADIENT_BOUND)
+
+
+def test_ranks_that_multiply_slices_in_fp8_stay_near_one_process(
+    fork_server: ForkServer, references: dict[str, str]
+) -> None:
+    _check(fork_server, references, 2, OWN_SCALES[2], 1e-3, OWN_SCALES_BOUND)
+
+
+def _check(
+    fork_server: ForkServer,
+    references: dict[str, str],
+    world_size: int,
+    cases: dict[str, dict[str, Any]],
+    least: float,
+    bound: float,
+) -> None:
+    """least: of the worst gradient's relative error; scales of its own must show."""
+    arguments = {"cases": cases, "references": references}
+    rows = run_gang(fork_server, world_size, "parity:run_table", arguments, timeout_s=110)[0]
+    assert rows.keys() == cases.keys()
+    for name, row in rows.items():
+        expected = float(load_file(references[cases[name]["reference"]])["loss"])
+        assert row["weights_equal"], name
+        assert row["losses"] == pytest.approx([expected] * 4, rel=LOSS_BOUND), name
+        assert least <= max(row["gradient_errors"].values()) <= bound, (name, row["gradient_errors"])
