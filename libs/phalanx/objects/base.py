@@ -165,6 +165,12 @@ class ObjectStore(ABC):
         """
         return memoryview(self.read(key, offset, length))
 
+    def read_piece(self, key: str, offset: int, length: int) -> memoryview:
+        """As `read`, for a few MiB that are kept: in the memory in which the client received them, without a copy where
+        the store can do that. A try that breaks may lose what it had of them.
+        """
+        return memoryview(self.read(key, offset, length))
+
     @abstractmethod
     def info(self, key: str) -> ObjectInfo:
         """Size of an object. Raises ObjectMissing."""
@@ -248,6 +254,9 @@ class ScopedStore(ObjectStore):
 
     def read_view(self, key: str, offset: int, length: int, scratch: memoryview) -> memoryview:
         return self._store.read_view(self._full(key), offset, length, scratch)
+
+    def read_piece(self, key: str, offset: int, length: int) -> memoryview:
+        return self._store.read_piece(self._full(key), offset, length)
 
     def info(self, key: str) -> ObjectInfo:
         return ObjectInfo(key, self._store.info(self._full(key)).num_bytes)

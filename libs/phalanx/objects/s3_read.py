@@ -23,7 +23,7 @@ class RangeRead:
 
     def __init__(self, where: str, key: str, offset: int, length: int | None) -> None:
         self._where, self._key, self._offset, self._length = where, key, offset, length
-        self._chunks: list[bytes] = []
+        self._chunks: list[bytes | memoryview] = []
         self._e_tag: str | None = None
 
     def __str__(self) -> str:
@@ -34,13 +34,16 @@ class RangeRead:
     def _reached(self) -> int:
         return self._offset + sum(map(len, self._chunks))
 
-    def data(self) -> bytes:
+    def data(self) -> bytes | memoryview:
         """The bytes, once a try went through."""
-        return bytes(self._chunks[0]) if len(self._chunks) == 1 else b"".join(self._chunks)
+        return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
-    def go_on(self, engine: Engine) -> None:
+    def go_on(self, engine: Engine, *, in_one: bool = False) -> None:
         """Asks for what is still missing. Raises TransientError where the reply is cut or the object was changed,
         StoreError where it holds other bytes than were asked for, and what obstore raises.
+
+        in_one: the reply is received as a whole, in one buffer and outside the interpreter's lock; of one that breaks
+        nothing is kept.
         """
         start = self._reached
         result = obstore.get(engine, self._key, options=self._options(start))
@@ -50,7 +53,7 @@ class RangeRead:
             raise StoreError(
                 f"{self._where}: the server answered with bytes from {result.range[0]} when asked from {start}"
             )
-        for chunk in result.stream(min_chunk_size=_CHUNK_BYTES):
+        for chunk in [memoryview(result.bytes())] if in_one else result.stream(min_chunk_size=_CHUNK_BYTES):
             self._chunks.append(chunk)
             start += len(chunk)
         if start > stop:

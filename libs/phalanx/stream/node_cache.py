@@ -68,7 +68,7 @@ class NodeCache:
         self._end_room: Callable[[], object] = _nothing
         make_private(folder)
 
-    def get(self, name: str, num_bytes: int, fetch: Callable[[], bytes]) -> Bytes:
+    def get(self, name: str, num_bytes: int, fetch: Callable[[], Bytes]) -> Bytes:
         """The piece, mapped from the cache, or as `fetch` gave it where the disk can't hold it; raises what `fetch`
         raises. Whether its bytes are right is for the reader to check.
         """
@@ -153,7 +153,7 @@ class NodeCache:
             fcntl.flock(file, fcntl.LOCK_UN)  # said aloud: a child that was forked meanwhile would hold it on
             os.close(file)
 
-    def _fill(self, part: int, name: str, num_bytes: int, fetch: Callable[[], bytes]) -> Bytes:
+    def _fill(self, part: int, name: str, num_bytes: int, fetch: Callable[[], Bytes]) -> Bytes:
         """Fetches a piece into its claimed `.part` and gives it its name."""
         found = self._whole(name, num_bytes)  # it may have come between the look and the claim
         path = self.folder / (name + PART)
@@ -296,7 +296,7 @@ def _is_at(file: int, path: Path) -> bool:
         return False
 
 
-def _write(file: int, data: bytes) -> None:
+def _write(file: int, data: Bytes) -> None:
     rest = memoryview(data)
     while rest:
         rest = rest[os.write(file, rest) :]

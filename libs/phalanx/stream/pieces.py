@@ -233,11 +233,11 @@ class SplitPieces:
             return self._read(entry, start, num_bytes)
         return self._cache.get(_name(entry, start, num_bytes), num_bytes, lambda: self._read(entry, start, num_bytes))
 
-    def _read(self, entry: ShardEntry, offset: int, num_bytes: int) -> bytes:
+    def _read(self, entry: ShardEntry, offset: int, num_bytes: int) -> memoryview:
         """A ranged read; where it fails and the object has lost bytes, that is damage and not the network's fault."""
         key = tar_key(entry.name)
         try:
-            return self._store.read(key, offset, num_bytes)
+            return self._store.read_piece(key, offset, num_bytes)
         except OutsideError as error:
             found = self._store.info(key).num_bytes
             if found == entry.num_bytes:
