@@ -35,7 +35,7 @@ def without_effect(
     if not under_services:
         rules += _service_rules(job)
     found = [f"{name} has no effect, because {reason}" for applies, name, reason in rules if applies]
-    return (*found, *_short_grace(job, under_torchrun))
+    return (*found, *_surplus_windows(job, layout), *_short_grace(job, under_torchrun))
 
 
 Rule = tuple[bool, str, str]
@@ -215,6 +215,18 @@ def _torchrun_rules(job: Job) -> Iterator[Rule]:
         for name in names:
             yield name in getattr(job, section).model_fields_set, f"{section}.{name}", launcher
     yield job.deadlines.stop_grace_s is not None, "deadlines.stop_grace_s", launcher
+
+
+def _surplus_windows(job: Job, layout: Layout) -> Iterator[str]:
+    """A micro-batch is filled up with windows that count for nothing, so the numbers are right and time is lost."""
+    local, windows = job.parallel.local_batch_size, job.training.global_batch_size
+    share = -(-windows // layout.dp)
+    if local > share:
+        yield (
+            f"parallel.local_batch_size is {local:,}: a data-parallel rank has at most {share:,} of the step's "
+            f"{windows:,} windows (training.global_batch_size over {layout.dp:,} of them), and computes the rest of "
+            f"each micro-batch for nothing; lower it to {share:,}"
+        )
 
 
 def _short_grace(job: Job, under_torchrun: bool) -> Iterator[str]:

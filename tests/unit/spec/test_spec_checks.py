@@ -373,6 +373,15 @@ def test_schedule_with_whole_weights_is_accepted_and_without_pipeline_ignored(sc
             ),
         ),
         ({"deadlines": {"step_s": 10.0, "save_s": 20.0, "stop_grace_s": 30.0}}, ()),
+        (
+            {"training__global_batch_size": 10, "parallel__local_batch_size": 4},
+            (
+                "parallel.local_batch_size is 4: a data-parallel rank has at most 3 of the step's 10 windows "
+                "(training.global_batch_size over 4 of them), and computes the rest of each micro-batch for nothing; "
+                "lower it to 3",
+            ),
+        ),
+        ({"training__global_batch_size": 10, "parallel__local_batch_size": 3}, ()),
     ],
 )
 def test_setting_without_effect_is_told_with_the_reason(changes, told):
