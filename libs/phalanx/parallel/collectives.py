@@ -26,6 +26,10 @@ def reduce_scatter_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sum over n ranks of [B, S, D], of which each keeps its [B, S / n, D], without autograd."""
     batch, length, *rest = x.shape
     parts = x.reshape(batch, group.size(), length // group.size(), *rest).transpose(0, SEQUENCE_DIM).contiguous()
+    if x.device.type == "cpu":  # gloo would reduce all to all: twice the bytes, in twice the rounds
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received.flatten(0, 1), parts.flatten(0, 1), group=group)
+        return received.sum(0)
     mine = torch.empty_like(parts[0])
     dist.reduce_scatter_single(mine, parts.flatten(0, 1), group=group)
     return mine

@@ -40,6 +40,7 @@ from phalanx.parallel.routing import Routing, window_weights
 from phalanx.parallel.schedules import stages_of
 from phalanx.parallel.sharding import (
     blocks_of,
+    frees_weights,
     held_tensors,
     local_of,
     materialise,
@@ -161,9 +162,9 @@ class ParallelModel:
         shard(
             stage,
             self.mesh,
-            self.zero,
             dtype,
             _DTYPES[job.training.mixed_precision_reduce],
+            frees=frees_weights(self.zero, pipelined=self.pipeline is not None),
             offloaded=job.parallel.cpu_offload,
             within_replica=in_threads or job.has_apart_replicas,
         )

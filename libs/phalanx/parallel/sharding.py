@@ -2,7 +2,9 @@
 part.
 
 ZeRO 1 keeps parameters whole within a step and reduces gradients with the last micro-batch; 2 keeps them whole and
-reduces with each; 3 frees them after each block's forward and reduces with each. Gradients are sums: the loss is
+reduces with each; 3 frees them after each block's forward and reduces with each. In a pipeline torch keeps a stage's
+parameters from its first backward on and reduces once, whatever the stage of ZeRO: there they are whole within a step,
+so that each is gathered once and not for each micro-batch. Gradients are sums: the loss is
 already divided by the global count of valid tokens.
 
 Offloaded, masters and reduced gradients lie in the host's memory, and so does the optimizer's state, which follows
@@ -35,19 +37,24 @@ from phalanx.parallel.tensor import TensorSlices
 from phalanx.spec.parallel import ActivationCheckpoint
 
 
+def frees_weights(zero: int, *, pipelined: bool) -> bool:
+    """Whether a block's whole parameters are freed after its forward."""
+    return zero == 3 and not pipelined
+
+
 def shard(
     module: nn.Module,
     mesh: Mesh,
-    zero: int,
     param_dtype: torch.dtype,
     reduce_dtype: torch.dtype,
     *,
+    frees: bool,
     offloaded: bool = False,
     within_replica: bool = False,
 ) -> None:
     """Shard each of `module.layers` (where it has any) and then the rest of it, in place, on the mesh's data axes.
-    offloaded: what is sharded lies in the host's memory, page-locked beside a GPU. within_replica: gradients are sums
-    over one replica, which others are nothing to here.
+    frees: see `frees_weights`. offloaded: what is sharded lies in the host's memory, page-locked beside a GPU.
+    within_replica: gradients are sums over one replica, which others are nothing to here.
     """
     data_mesh = mesh.data_mesh(within_replica=within_replica)
     policy = MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=reduce_dtype, cast_forward_inputs=False)
@@ -61,9 +68,9 @@ def shard(
     )
     for experts in (inner for inner in module.modules() if mesh.ep > 1 and isinstance(inner, Experts)):
         expert_mesh = mesh.expert_mesh(within_replica=within_replica)
-        shard_one(experts, mesh=expert_mesh, reshard_after_forward=zero == 3)
+        shard_one(experts, mesh=expert_mesh, reshard_after_forward=frees)
     for block in blocks_of(module):
-        shard_one(block, reshard_after_forward=zero == 3)
+        shard_one(block, reshard_after_forward=frees)
     shard_one(module, reshard_after_forward=False)
     for sharded in sharded_modules(module):
         sharded.set_gradient_divide_factor(1.0)

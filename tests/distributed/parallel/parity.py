@@ -151,8 +151,9 @@ def run_table(context: RankContext) -> None:
 
 
 def run_unchecked(context: RankContext) -> None:
-    """As `run_table`, with what a pipeline refuses let through to torch."""
-    with mock.patch("phalanx.parallel.model.check_pipeline"):
+    """As `run_table`, with what a pipeline refuses let through to torch, and blocks freed as if it could."""
+    freed = mock.patch("phalanx.parallel.model.frees_weights", return_value=True)
+    with mock.patch("phalanx.parallel.model.check_pipeline"), freed:
         run_table(context)
 
 
