@@ -13,7 +13,6 @@ from phalanx.core.expert_load import ExpertLoad
 from phalanx.monitor.testing import started
 
 NUM_LAYERS, NUM_EXPERTS, NUM_STEPS = 60, 256, 40
-EXPERTS, IDLE, BALANCE, SCALE = range(5, 9)
 CHARTS = ("experts", "idle", "balance", "scale", "heat")
 PIXEL = """([layer, expert]) => {
   const { canvas } = phalanx.further.heat;
@@ -49,17 +48,18 @@ def page(monitor, mixture, open_page):
     return page
 
 
-def drawn(page, chart, first, last, name="--train"):
+def points_drawn(page, name):
+    """Points of each line of a chart, freshly drawn."""
     return page.evaluate(
-        "([index, name, from, to]) => { const chart = phalanx.charts[index]; chart.draw();"
-        " return chart.kept.layers.map((layer) => layer.points.length); }",
-        [chart, name, first, last],
+        "(name) => { const { chart } = phalanx.further.sometimes.find(({ section }) => section.id === name);"
+        " chart.draw(); return chart.kept.layers.map((layer) => layer.points.length); }",
+        name,
     )
 
 
 def test_page_of_a_mixture_draws_the_busiest_expert_and_the_mean_of_layers(page):
     assert [page.locator(f"#{name}").is_visible() for name in CHARTS] == [True, True, True, False, True]
-    assert all(points > 20 for points in drawn(page, EXPERTS, 1, NUM_STEPS)), "two lines"
+    assert points_drawn(page, "experts") == [NUM_STEPS, NUM_STEPS], "two lines"
     assert page.inner_text("#experts output") == "2"
     assert page.inner_text("#balance output") == "0.02" and page.inner_text("#idle output") == "0.125"
 
@@ -82,6 +82,16 @@ def test_page_under_a_pointer_names_the_expert_and_its_load(page):
     page.wait_for_function("document.querySelector('#heat output').textContent === 'layer 7, expert 30 0.00 x mean'")
     page.mouse.move(box["x"], box["y"] - 200)
     page.wait_for_function("document.querySelector('#heat output').textContent.startsWith('step 40')")
+
+
+def test_page_of_a_mixture_with_dense_layers_leaves_these_blank(monitor, open_page):
+    told = monitor.new_job("dense", 100)
+    monitor.tell([*started(told, 2), *steps_with_experts(told, 1, 3), told.heat(3, np.array([[0, 0], [0, 2], [1, 1]]))])
+    page = open_page(f"{monitor.url}#{told.job}")
+    page.wait_for_function("document.querySelector('#heat output').textContent.startsWith('step 3:')")
+    assert page.inner_text("#heat output") == "step 3: busiest layer 1, expert 1 2.00 x mean, 1 of 4 idle"
+    assert [page.evaluate(PIXEL, [layer, 0])[-1] for layer in range(3)] == [0, 255, 255]
+    assert page.evaluate("phalanx.further.heat.name(0)") == "layer 0 has no experts"
 
 
 def test_page_takes_a_new_picture_as_it_comes(monitor, open_page):
@@ -143,3 +153,4 @@ def test_page_of_overflows_shows_the_scale_and_no_incident(monitor, open_page):
         65536, 32768, 16384, 8192, 8192,
     ]  # fmt: skip
     assert page.inner_text("#tile-incidents") == "0"
+    assert page.inner_text("#overflows") == "4 updates left out"

@@ -198,7 +198,7 @@ def encode_records(name: RecordsName, windows: WindowRows, steps: StepRows) -> b
 
 def decode_records(key: str, name: RecordsName, data: BytesLike) -> tuple[WindowRows, StepRows]:
     """The rows stored in `data`, which was read from `key`. Raises DamagedObject for anything but what `encode_records`
-    wrote.
+    wrote, or that of a later version did: columns of steps that this one does not know are passed over.
     """
     data = bytes(data)
     try:
@@ -213,8 +213,8 @@ def decode_records(key: str, name: RecordsName, data: BytesLike) -> tuple[Window
         windows = WindowRows(**{column: tensors.pop(f"windows.{column}") for column in _WINDOW_DTYPES})
         present = [column for column in _STEP_DTYPES if column not in _LATER or f"steps.{column}" in tensors]
         steps = StepRows(**{column: tensors.pop(f"steps.{column}") for column in present})
-        if tensors:
-            raise ValueError(f"unknown columns {sorted(tensors)}")
+        if strange := sorted(name for name in tensors if not name.startswith("steps.")):
+            raise ValueError(f"unknown columns {strange}")
         _require_steps(name, windows, steps)
     except (SafetensorError, ValueError, KeyError) as error:
         raise DamagedObject(key, f"holds no step records of format {FORMAT!r}: {error}") from error

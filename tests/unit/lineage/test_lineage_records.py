@@ -58,6 +58,13 @@ def test_columns_of_experts_and_of_the_loss_scale_are_stored_where_they_say_some
     assert joined.loss_scale.tolist()[:2] == [8.0, 4.0] and np.isnan(joined.loss_scale[2])
 
 
+def test_column_of_steps_of_a_version_to_come_is_passed_over():
+    data = encode_records(NAME, window_rows([1], [0]), step_rows([1, 2]))
+    header = {"phalanx": '{"attempt":1,"first_step":1,"format":"phalanx.records/2","last_step":2,"rank":0}'}
+    read = decode_records("key", NAME, save(load(data) | {"steps.colour": np.zeros(2)}, header))
+    assert columns(read[1]) == columns(step_rows([1, 2]))
+
+
 def test_overflow_under_a_scaled_loss_is_told_apart_from_what_is_not_finite():
     steps = dataclasses.replace(
         step_rows([1, 2, 3, 4]),

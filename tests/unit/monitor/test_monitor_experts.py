@@ -14,8 +14,11 @@ from phalanx.api.agent.v1 import record_pb2 as record_pb
 from phalanx.api.monitor.v1 import monitor_service_pb2 as pb
 from phalanx.api.train.v1 import train_service_pb2 as train_pb
 from phalanx.core.expert_load import ExpertHeat, ExpertLoad
+from phalanx.core.step_parts import Part
+from phalanx.lineage import StepRows
 from phalanx.monitor.curve import LATER, ROW, pieces_of, rows_from, rows_of
 from phalanx.monitor.metrics import MonitorCollector
+from phalanx.monitor.refill import step_rows
 from phalanx.monitor.testing import Told, started, steps, tell_run
 from phalanx.monitor.web.plain_json import plain
 
@@ -122,6 +125,18 @@ def test_overflow_alone_has_a_summary_that_a_database_takes(monitor):
     tell_run(monitor.board, [told.record(overflow=record_pb.Overflow(step=1, loss=3.0, loss_scale=8.0))])
     monitor.board.save()
     assert monitor.again().view.get_run(JOB).summary.loss == 3.0
+
+
+def test_steps_filled_from_storage_have_the_load_of_experts_and_the_scale(monitor):
+    nothing = np.full(2, np.nan)
+    rows = StepRows(
+        np.array([1, 2]), np.array([3.0, 2.5]), np.array([np.inf, 1.0]), np.array([8, 8]), np.ones(2),
+        *[nothing] * len(Part), expert_worst=np.array([2.0, 1.5]), loss_scale=np.array([8.0, 4.0]),
+    )  # fmt: skip
+    monitor.board.fill(JOB, step_rows(rows, 1))
+    curve = monitor.view.get_run(JOB).curve
+    assert list(curve.expert_worst) == [2.0, 1.5] and list(curve.loss_scale) == [8.0, 4.0]
+    assert len(curve.balance_loss) == 0
 
 
 def test_pieces_of_the_version_before_are_read_with_the_later_columns_unknown():

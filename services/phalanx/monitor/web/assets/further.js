@@ -13,19 +13,28 @@ const SOMETIMES = [
 ];
 
 export class Further {
-  constructor(byId, span, charts) {
-    Object.assign(this, { span, charts, metrics: new Map(), before: byId("heat"), heat: new Heat(byId("heat")) });
+  constructor(byId, span) {
+    Object.assign(this, { span, metrics: new Map(), before: byId("heat"), overflows: byId("overflows"), heat: new Heat(byId("heat")) });
     this.sometimes = SOMETIMES.map(([name, lines]) => {
-      const chart = new Chart(byId(name), span, lines);
-      charts.push(chart);
-      return { section: byId(name), chart, columns: lines.map(([column]) => column) };
+      return { section: byId(name), chart: new Chart(byId(name), span, lines), columns: lines.map(([column]) => column) };
     });
+    this.charts = this.sometimes.map(({ chart }) => chart);
   }
 
   show(run) {
     for (const { section, columns } of this.sometimes) section.hidden = !columns.some((name) => run.series.has(name));
     this.heat.show(run.heat);
+    this.showOverflows(run.series);
     this.showMetrics(run);
+  }
+
+  // Steps of which no more is wrong than that gradients overflowed in float16.
+  showOverflows(series) {
+    const { columns, length } = series;
+    let count = 0;
+    if (!series.has("loss_scale")) return;
+    for (let i = 0; i < length; i++) count += columns.loss_scale[i] > 1 && Number.isFinite(columns.loss[i]) && !Number.isFinite(columns.gradient_norm[i]);
+    this.overflows.textContent = count ? `${count} ${count === 1 ? "update" : "updates"} left out` : "";
   }
 
   // One chart a name, in the order of the names; those of another run go.

@@ -24,6 +24,7 @@ export class Heat {
     this.told = told;
     this.cells = told ? multiples(told.load) : null;
     this.width = told ? Math.ceil(told.num_experts / told.experts_per_cell) : 0;
+    this.rows = told ? Array.from({ length: told.num_layers }, (_, row) => this.cells.subarray(row * this.width, (row + 1) * this.width).some(Boolean)) : [];
     this.section.hidden = !told || !this.width || this.cells.length !== this.width * told.num_layers;
     if (this.section.hidden) return;
     this.draw();
@@ -41,7 +42,7 @@ export class Heat {
     cells.forEach((value, i) => {
       const level = Math.max(-1, Math.min(1, Math.log2(value) / OCTAVES)), to = level < 0 ? none : most;
       const color = even.map((from, j) => Math.round(from + (to[j] - from) * Math.abs(level)));
-      image.data.set([...color, 255], 4 * i);
+      image.data.set([...color, this.hasExperts(i) ? 255 : 0], 4 * i);
     });
     context.putImageData(image, 0, 0);
   }
@@ -57,15 +58,21 @@ export class Heat {
   read(at) {
     if (!this.cells) return;
     const { cells, told } = this, busiest = cells.reduce((best, value, i) => (value > cells[best] ? i : best), 0);
-    const idle = cells.reduce((count, value) => count + (value === 0), 0);
-    const said = at === null ? `step ${told.step}: busiest ${this.name(busiest)}, ${idle} of ${cells.length} idle` : this.name(at);
+    const present = cells.reduce((count, _, i) => count + this.hasExperts(i), 0);
+    const idle = cells.reduce((count, value, i) => count + (this.hasExperts(i) && value === 0), 0);
+    const whole = `step ${told.step}: busiest ${this.name(busiest)}, ${idle} of ${present} idle`;
+    const said = at === null ? whole : this.name(at);
     if (this.readout.textContent !== said) this.readout.textContent = said;
-    this.canvas.setAttribute("aria-label", `load of every expert at step ${told.step}: busiest ${this.name(busiest)}, ${idle} of ${cells.length} idle`);
+    this.canvas.setAttribute("aria-label", `load of every expert, ${whole}`);
   }
+
+  // Layers without any have no token, and are left blank.
+  hasExperts(at) { return this.rows[Math.floor(at / this.width)]; }
 
   name(at) {
     const { told, cells, width } = this, first = (at % width) * told.experts_per_cell;
     const last = Math.min(told.num_experts, first + told.experts_per_cell) - 1;
+    if (!this.hasExperts(at)) return `layer ${Math.floor(at / width)} has no experts`;
     return `layer ${Math.floor(at / width)}, expert ${first === last ? first : `${first}–${last}`} ${cells[at].toFixed(2)} x mean`;
   }
 }

@@ -20,7 +20,7 @@ const charts = [
   new Chart(byId("time"), span, [["step_time_s", "--train"], ["data_wait_s", "--warn"]]),
   new Chart(byId("rate"), span, [["learning_rate", "--train"]]),
 ];
-const lossChart = charts[0], further = new Further(byId, span, charts);
+const lossChart = charts[0], further = new Further(byId, span), stepCharts = [...charts, ...further.charts];
 let run = null, wanted = hashJob(), drawn = null;
 
 function show(shown) {
@@ -35,7 +35,7 @@ function show(shown) {
   lossChart.dots = shown.dots;
   further.show(shown);
   const { series, marks, bands } = shown;
-  for (const chart of charts) Object.assign(chart, { series, marks, bands }).touch();
+  for (const chart of stepCharts) Object.assign(chart, { series, marks, bands }).touch();
 }
 
 function showLink(stands, error) {
@@ -97,7 +97,7 @@ async function every(periodMs, action) {
 byId("runs").addEventListener("change", (event) => choose(event.target.value));
 byId("reset").addEventListener("click", () => span.show(null));
 byId("log").addEventListener("change", (event) => { lossChart.isLog = event.target.checked; lossChart.touch(); });
-byId("smoothing").addEventListener("input", (event) => { for (const chart of charts) { chart.weight = Number(event.target.value); chart.touch(); } });
+byId("smoothing").addEventListener("input", (event) => { for (const chart of stepCharts) { chart.weight = Number(event.target.value); chart.touch(); } });
 addEventListener("hashchange", () => { if (hashJob() && hashJob() !== run?.job) choose(hashJob()); });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { span.touch(); further.heat.draw(); });
 // A browser allows few connections to one host: a page that nobody sees holds none.
