@@ -23,8 +23,6 @@ from typing import Any
 
 from traced import ranks
 
-from phalanx.telemetry.trace import timeline, total
-
 HERE = Path(__file__).parent
 JOB = HERE.parents[1] / "examples" / "demo.toml"
 WORLD_SIZE, WARM_UP, PROFILED = 8, 3, 2
@@ -70,6 +68,8 @@ def calls(trace: bytes) -> dict[tuple[str, int], float]:
 
 def told(name: str, rank: int, trace: bytes) -> str:
     """A table of one rank's messages."""
+    from phalanx.telemetry.trace import timeline, total  # an older tree, whose ranks run this file too, has none
+
     by_kind = timeline(trace).by_kind
     lines = [f"{name}, rank {rank}: calls a step"]
     for (kind, size), count in sorted(calls(trace).items()):

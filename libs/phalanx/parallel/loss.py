@@ -36,24 +36,46 @@ class _Targets:
         return cls(valid, mine, torch.where(mine, targets - first, 0))
 
 
-def _sums(logits: Tensor, targets: _Targets, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor, Tensor]:
-    """With x the logits less their maximum over the whole vocabulary, in fp32: exp x; by token the sum of exp x and x
-    at the target, [2, ...]; and the maximum.
+@dataclass(frozen=True, slots=True)
+class _Sums:
+    """By token, fp32, with m the maximum of the local logits and M that of the whole vocabulary.
+
+    exponentials: exp(x - m) of the local logits x. total: the sum of exp(x - M) over the vocabulary. local_total: the
+    same times exp(M - m). at_target: x - M at the target. maximum: M.
     """
-    maximum = logits.amax(-1).float()
-    if group:
-        dist.all_reduce(maximum, op=dist.ReduceOp.MAX, group=group)
-    shifted = logits.float() - maximum.unsqueeze(-1)
-    at_target = torch.where(targets.mine, shifted.gather(-1, targets.column.unsqueeze(-1)).squeeze(-1), 0.0)
-    exponentials = shifted.exp_()
-    sums = torch.stack((exponentials.sum(-1), at_target))
-    if group:
-        dist.all_reduce(sums, group=group)
-    return exponentials, sums, maximum
+
+    exponentials: Tensor
+    total: Tensor
+    local_total: Tensor
+    at_target: Tensor
+    maximum: Tensor
+
+    @property
+    def log_total(self) -> Tensor:
+        """log Z."""
+        return self.total.log() + self.maximum
 
 
-def _token_sum(sums: Tensor, targets: _Targets) -> Tensor:
-    return torch.where(targets.valid, sums[0].log() - sums[1], 0.0).sum()
+def _sums(logits: Tensor, targets: _Targets, group: dist.ProcessGroup | None) -> _Sums:
+    """One exchange: each rank gives its maximum, its sum of exponentials, and its logit at the target or 0."""
+    local_maximum = logits.amax(-1).float().clamp_(min=torch.finfo(torch.float32).min)
+    target = torch.where(targets.mine, logits.gather(-1, targets.column.unsqueeze(-1)).squeeze(-1).float(), 0.0)
+    exponentials = (logits.float() - local_maximum.unsqueeze(-1)).exp_()
+    total = exponentials.sum(-1)
+    if group is None:
+        return _Sums(exponentials, total, total, target - local_maximum, local_maximum)
+    own = torch.stack((local_maximum, total, target))
+    parts = own.new_empty(group.size(), *own.shape)
+    dist.all_gather_single(parts.flatten(0, 1), own, group=group)
+    maxima, totals, at_targets = parts.unbind(1)
+    maximum = maxima.amax(0)
+    total = (totals * (maxima - maximum).exp()).sum(0)
+    local_total = total * (maximum - local_maximum).exp()
+    return _Sums(exponentials, total, local_total, at_targets.sum(0) - maximum, maximum)
+
+
+def _token_sum(sums: _Sums, targets: _Targets) -> Tensor:
+    return torch.where(targets.valid, sums.total.log() - sums.at_target, 0.0).sum()
 
 
 def _square_sum(log_sums: Tensor, targets: _Targets) -> Tensor:
@@ -84,9 +106,9 @@ class _TokenSum(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
         found = _Targets.of(targets, logits.shape[-1], group)
-        exponentials, sums, maximum = _sums(logits, found, group)
-        log_sums = sums[0].log() + maximum
-        probabilities = exponentials.div_(sums[0].unsqueeze(-1))
+        sums = _sums(logits, found, group)
+        log_sums = sums.log_total
+        probabilities = sums.exponentials.div_(sums.local_total.unsqueeze(-1))
         ctx.save_for_backward(probabilities, log_sums, found.valid, found.mine, found.column)
         ctx.dtype = logits.dtype
         ctx.set_materialize_grads(False)
@@ -130,8 +152,8 @@ class _ChunkedTokenSum(torch.autograd.Function):
         for start in range(0, len(targets), chunk):
             part = slice(start, start + chunk)
             found = _Targets.of(targets[part], weight.shape[0], group)
-            _, sums, maximum = _sums(linear(hidden[part], weight), found, group)
-            log_sums[part] = sums[0].log() + maximum
+            sums = _sums(linear(hidden[part], weight), found, group)
+            log_sums[part] = sums.log_total
             total = total + _token_sum(sums, found)
             squares = squares + _square_sum(log_sums[part], found)
         ctx.save_for_backward(hidden, weight, targets, log_sums)
