@@ -184,7 +184,7 @@ class Pipeline:
         )
         for name, part in _PARTS.items():
             setattr(stage, name, self._clock.timed(part, getattr(stage, name)))
-        stage.forward_one_chunk = self._sendable(stage.forward_one_chunk, index)
+        stage.forward_one_chunk = self._sendable(stage.forward_one_chunk, index)  # type: ignore[method-assign]
         return stage
 
     def _sendable(self, forward: Callable[..., Any], index: int) -> Callable[..., Any]:
