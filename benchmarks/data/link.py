@@ -3,7 +3,7 @@
 Beside s3.py, where a server on the same machine is as fast as memory: here the link is what limits, as it does where
 the server is another machine. Each rate gets a network namespace of its own with a token bucket on its loopback device
 (Linux; unshare, ip, tc), a ministack server, and rounds of both sides: raw reads by bare obstore, and one epoch of a
-new reader, as a whole and between the first batches of its first and last block (see `epoch` in s3.py).
+new reader, as a whole and between the first batches of its second and last block (see `epoch` in s3.py).
 
 python benchmarks/data/link.py FOLDER [--mbit 500 1000 2000 4000] [--shards 16] [--rounds 3]
 """
@@ -40,15 +40,21 @@ def measure(store: ObjectStore, read: Callable[[str, int, int], object], mbit: i
         check=True,
     )
     rates: list[tuple[float, float, float]] = []
+    cpu_s_gb: list[tuple[float, float]] = []
     for number in range(rounds + 1):
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         read_all(read, wanted)
-        middle = time.perf_counter()
+        middle, raw_cpu = time.perf_counter(), time.process_time() - cpu
         found = epoch(store, None)
-        assert found is not None, "one block has nothing between blocks"
+        assert found is not None, "fewer than three blocks have nothing between blocks"
         if number:
             rates.append((total_mb / (middle - start), total_mb / (time.perf_counter() - middle), found.mb_s))
-    print(f"{mbit:,} Mbit/s: raw {median(raw for raw, _, _ in rates):.0f} MB/s")
+            cpu_s_gb.append((1000 * raw_cpu / total_mb, 1000 / found.mb_cpu_s))
+    raw_cpu, own_cpu = (median(side) for side in zip(*cpu_s_gb, strict=True))
+    print(
+        f"{mbit:,} Mbit/s: raw {median(raw for raw, _, _ in rates):.0f} MB/s; "
+        f"CPU of the client, s a GB: raw {raw_cpu:.2f}, reader between blocks {own_cpu:.2f}"
+    )
     for side, name in (1, "reader to the hand-off, an epoch"), (2, "between blocks"):
         ratios = [each[side] / each[0] for each in rates]
         print(

@@ -2,7 +2,7 @@
 
 Raw: the same tars in ranges of 8 MiB, 8 in flight, through obstore (as `phalanx.objects` does), boto3 and s3fs. Reader:
 one epoch, 16 x 2048 a batch, by a new reader in one process, without and with an (empty) cache of the node; and of the
-same epoch what lies between the first batches of its first and last block (see `epoch`). Rounds are interleaved,
+same epoch what lies between the first batches of its second and last block (see `epoch`). Rounds are interleaved,
 medians are printed, MB are of the tars.
 
 python benchmarks/data/s3.py ENDPOINT FOLDER [--shards 12] [--rounds 5]
@@ -75,24 +75,25 @@ class Rates:
 
 
 def epoch(store: ObjectStore, cache: NodeCache | None) -> Rates | None:
-    """All windows of one epoch; gives the rates from the first batch of the first block to that of the last one. In
-    between all blocks but one were fetched, and all but one handed over: what a run does on and on, without how it
-    begins and how it ends. None where there is only one block.
+    """All windows of one epoch; gives the rates from the first batch of the second block to that of the last one. In
+    between as many blocks were fetched as were handed over: what a run does on and on, without how it begins and how
+    it ends. Not from the first block's on: its first batch is read alone and waits for some of its pieces, those of
+    other blocks come in a group and wait for all. None where there are fewer than three blocks.
     """
     split = open_split(store)
     count = split.num_tokens // SEQ_LEN // BATCH
-    before_last = (split.num_shards - 1) // BLOCK_SHARDS * BLOCK_SHARDS * SHARD_TOKENS  # tokens before the last block
-    marks, last_block = [], -(-before_last // (SEQ_LEN * BATCH))
+    block_tokens, last = BLOCK_SHARDS * SHARD_TOKENS, (split.num_shards - 1) // BLOCK_SHARDS
+    marks, marked = [], [-(-number * block_tokens // (SEQ_LEN * BATCH)) for number in (1, last)]
     read = 0
     with WindowReader(store, split, order_of(store, split), True, reads_ahead=True, cache=cache) as reader:
         for _ in reader.batches(np.arange(k * BATCH, (k + 1) * BATCH) for k in range(count)):
-            if read in (0, last_block):
+            if read in marked:
                 marks.append((time.perf_counter(), time.process_time()))
             read += 1
     assert read == count
-    if len(marks) == 1:
+    if last < 2:
         return None
-    moved_mb = before_last * split.dtype.itemsize / 1e6
+    moved_mb = (last - 1) * block_tokens * split.dtype.itemsize / 1e6
     wall_s, cpu_s = (stop - start for start, stop in zip(*marks, strict=True))
     return Rates(moved_mb / wall_s, moved_mb / cpu_s)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 import numpy as np
@@ -21,6 +22,7 @@ from phalanx.stream.segments import SegmentColumns
 _FORKED = "a reader made before a fork must not be used after it"
 _Key: TypeAlias = tuple[int, Place]
 _NOTHING = memoryview(b"")
+_VIEWS_AT_ONCE = 256
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -127,10 +129,7 @@ class PieceCache:
             if piece.damage:
                 self._require(located, number, piece)
             data[number] = piece.data
-        runs = zip(located.run_pieces, located.run_begins, located.run_ends, strict=True)
-        # Joining views is faster than np.concatenate, which costs a microsecond for each of its arrays.
-        joined = bytearray().join([data[number][begin:end] for number, begin, end in runs])
-        return np.frombuffer(joined, self._sources[located.source].dtype)
+        return np.frombuffer(_joined(data, located), self._sources[located.source].dtype)
 
     def _require(self, located: Located, number: int, piece: Piece) -> None:
         """Raises DamagedShard where a member that is needed is damaged; its piece is not kept, so who asks again may
@@ -194,6 +193,23 @@ class PieceCache:
             # Found by its key: a callback that held the piece would keep it alive until the garbage is collected.
             if (kept := self._kept.get(key)) is not None and kept.loading is done:
                 self._let_go(key)
+
+
+def _joined(data: Sequence[memoryview], located: Located) -> bytearray:
+    """The bytes of all runs out of the pieces' `data`.
+
+    Joining views is faster than np.concatenate, which costs a microsecond for each of its arrays. They are joined in
+    parts: the garbage collector tracks views, and would look through the process whenever a group of windows has more
+    of them at once than its threshold of 700; a part that is copied twice is still in the core's cache.
+    """
+    runs = zip(located.run_pieces, located.run_begins, located.run_ends, strict=True)
+    num_parts = -(-len(located.run_pieces) // _VIEWS_AT_ONCE)
+    return bytearray().join(
+        [
+            b"".join([data[number][begin:end] for number, begin, end in islice(runs, _VIEWS_AT_ONCE)])
+            for _ in range(num_parts)
+        ]
+    )
 
 
 def _by_first_use(numbers: NDArray[np.int64], count: int) -> list[int]:
