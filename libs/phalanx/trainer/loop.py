@@ -137,7 +137,8 @@ def update(
     if word.is_finite:
         session.not_finite_since = None
     elif is_overflow(session, word):
-        session.report("overflow", step=session.step, loss=word.loss, loss_scale=session.loss_scale.value)
+        if session.rank == 0:
+            session.report("overflow", step=session.step, loss=word.loss, loss_scale=session.loss_scale.value)
     else:
         refuse_update(session, word)
     with clock.part(Part.OPTIMIZER):

@@ -162,7 +162,7 @@ class HeldGang:
     def _take(self, timeout_s: float) -> None:
         for event in self._gang.events(timeout_s):
             self._watch.observe(event)
-            if event.kind in ("progress", "finished", "stopped"):
+            if event.kind in ("progress", "overflow", "finished", "stopped"):
                 self.last_step = max(self.last_step, int(event.fields["step"]))
             if event.kind == "committed":
                 self.committed_step = max(self.committed_step, int(event.fields["step"]))

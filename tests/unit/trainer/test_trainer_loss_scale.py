@@ -114,6 +114,13 @@ def test_overflow_under_a_scaled_loss_is_left_out_by_any_policy_and_told_apart()
         bench.end_step(2.0, math.inf)
 
 
+def test_overflow_is_told_by_rank_0_alone() -> None:
+    bench = Bench(_training())
+    bench.rank = 1
+    bench.end_step(2.0, math.inf)
+    assert bench.told == [] and bench.applied == [False]
+
+
 @pytest.mark.parametrize(("param", "loss"), [("float16", math.nan), ("float32", 2.0)])
 def test_loss_that_is_not_finite_or_has_no_scale_is_no_overflow(param: str, loss: float) -> None:
     with pytest.raises(PhalanxError, match=r"training\.non_finite is 'stop'"):
