@@ -10,6 +10,10 @@ token passes:
 head; over tp
 - norms of heads, where there are: (4 + b) (w + kv), with kv = n_kv_heads x head_dim; over tp
 - SwiGLU: w1 x, silu of it, w3 x, their product: 4 b f; over tp
+- latents r = query_rank + kv_rank + rotary_dim: what gives them, their fp32 norms, what these give: (4 + 2 b) r, whole
+on every tp rank; queries and keys, which are put together from parts, the product that keys and values come from, and
+the attention's output: b (2 q + w + v), over tp, with q of all heads' queries, v of their values, w of that product.
+Keys and w are of the whole window where ranks of a context gather latents
 - experts: each token's copy for each of its top_k: b d top_k, and fp32 router scores 4 E
 Backward holds the gradients of one layer's inside beside it, which go as they come: half of it.
 
@@ -28,32 +32,55 @@ from phalanx.spec.layout import Layout
 _LOGIT_FP32_BYTES = 8
 
 
-def layer_bytes_per_token(model: ModelShape, layout: Layout, param_bytes: int) -> float:
-    """Bytes that one token leaves behind in one layer, without recompute."""
-    width = model.n_heads * model.head_dim
+def layer_bytes_per_token(
+    model: ModelShape, layout: Layout, param_bytes: int, *, dense: bool = False, windows: int = 1
+) -> float:
+    """Bytes that one token leaves behind in one layer, without recompute. dense: of those before the experts. windows:
+    how many times its tokens' latents a rank has, as a rank of a context that gathers them.
+    """
     norms = 2 * (4 + param_bytes) * model.dim / layout.tp
     gathered = 2 * param_bytes * model.dim
-    heads = (4 * param_bytes * width + 4 * model.n_heads) / layout.tp
+    heads = _heads_bytes(model, layout, param_bytes, windows)
     if model.qk_norm:
         heads += (4 + param_bytes) * model.head_dim * (model.n_heads + model.n_kv_heads) / layout.tp
-    if not model.num_experts:
+    if dense or not model.num_experts:
         return norms + gathered + heads + 4 * param_bytes * model.ffn_dim / layout.tp
     passed = model.expert_ffn_dim * (model.top_k + model.num_shared_experts)
     routing = param_bytes * model.dim * model.top_k + 4 * model.num_experts
     return norms + gathered + heads + routing + 4 * param_bytes * passed / layout.tp
 
 
-def kept_bytes_per_token(model: ModelShape, layout: Layout, run: RunShape) -> float:
-    """Bytes that one token leaves behind in one layer that is recomputed."""
+def _heads_bytes(model: ModelShape, layout: Layout, param_bytes: int, windows: int) -> float:
+    sums = 4 * model.n_heads / layout.tp
+    if model.latent is None:
+        return 4 * param_bytes * model.n_heads * model.head_dim / layout.tp + sums
+    wide = model.n_heads * (model.latent.plain_dim + model.latent.value_dim)
+    own = param_bytes * (model.score_width + model.value_width) / layout.tp
+    of_window = param_bytes * (model.score_width + wide) / layout.tp
+    latents = (4 + 2 * param_bytes) * model.latent.width
+    return own + sums + latents + windows * of_window
+
+
+def kept_bytes_per_token(model: ModelShape, layout: Layout, run: RunShape, *, dense: bool = False) -> float:
+    """Bytes that one token leaves behind in one layer that is recomputed. dense: as in `layer_bytes_per_token`."""
     kept = _input_bytes(model, layout, run)
     if not run.keeps_products:
         return kept
-    width, heads = model.n_heads * model.head_dim, model.n_heads + 2 * model.n_kv_heads
+    made = (model.n_heads + 2 * model.n_kv_heads) * model.head_dim
+    if model.latent:
+        wide = model.n_heads * (model.latent.plain_dim + model.latent.value_dim)
+        made = model.score_width + wide * _windows(model, layout, run)
+        kept += run.param_bytes * model.latent.width
     passed = model.ffn_dim
-    if model.num_experts:
+    if model.num_experts and not dense:
         passed = model.expert_ffn_dim * (model.top_k + model.num_shared_experts)
-    cut = run.param_bytes * (heads * model.head_dim + width + 2 * passed) + 4 * model.n_heads
+    cut = run.param_bytes * (made + model.value_width + 2 * passed) + 4 * model.n_heads
     return kept + cut / layout.tp + 2 * run.param_bytes * model.dim
+
+
+def _windows(model: ModelShape, layout: Layout, run: RunShape) -> int:
+    """How many times its own tokens a rank makes keys and values of from latents."""
+    return layout.cp if model.latent and run.cp_comm_type == "all_gather" else 1
 
 
 def _input_bytes(model: ModelShape, layout: Layout, run: RunShape) -> float:
@@ -70,15 +97,29 @@ def _more_in_backward(layers: range, run: RunShape, in_layer: float, computed_ag
     return 0.0 if last is None else max(computed_again - (layers.stop - 1 - last) * in_layer, 0.0)
 
 
+def _is_dense(model: ModelShape, layer: int) -> bool:
+    return model.num_experts > 0 and layer < model.num_dense_layers
+
+
 def activation_bytes(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition) -> int:
     """Peak bytes at a pipeline position: what is kept for every pass in flight, one layer's inside, mask, and the
     head's logits."""
     tokens = run.seq_len * run.local_batch_size // layout.cp
-    in_layer = layer_bytes_per_token(model, layout, run.param_bytes)
-    again = kept_bytes_per_token(model, layout, run)
-    computed_again = in_layer - (again - _input_bytes(model, layout, run))
+    windows = _windows(model, layout, run)
+    whole = {
+        dense: layer_bytes_per_token(model, layout, run.param_bytes, dense=dense, windows=windows)
+        for dense in (False, True)
+    }
+    again = {dense: kept_bytes_per_token(model, layout, run, dense=dense) for dense in (False, True)}
     stages = layers_of_stages(model, layout, run, position)
-    kept = max(sum(again if _is_again(layer, run) else in_layer for layer in layers) for layers in stages)
+    kept = max(
+        sum((again if _is_again(layer, run) else whole)[_is_dense(model, layer)] for layer in layers)
+        for layers in stages
+    )
+    # Of a layer's inside the larger kind's, where a rank has both.
+    kinds = {_is_dense(model, layer) for layers in stages for layer in layers}
+    in_layer = max(whole[dense] for dense in kinds)
+    computed_again = max(whole[dense] - again[dense] for dense in kinds) + _input_bytes(model, layout, run)
     inside = 0.5 * in_layer + max(_more_in_backward(layers, run, in_layer, computed_again) for layers in stages)
     passes = stage_passes_in_flight(layout, run, position.pp_rank)
     mask = run.local_batch_size * run.seq_len**2 // layout.cp if run.document_mask else 0

@@ -119,7 +119,9 @@ def _shapes(place: Place, *, dense: bool) -> list[tuple[float, float, float, flo
         narrow = latent.query_rank + latent.kv_rank + latent.rotary_dim
         wide = model.n_heads * (latent.plain_dim + latent.value_dim) / tp
         shapes += [(1, tokens, narrow, model.dim), (1, tokens, model.score_width / tp, from_input)]
-        shapes.append((1, tokens, wide, latent.kv_rank))
+        # Where ranks of a context gather latents each makes keys and values of the whole window.
+        copies = place.layout.cp if place.run.cp_comm_type == "all_gather" else 1
+        shapes.append((1, copies * tokens, wide, latent.kv_rank))
     else:
         heads = model.n_heads + 2 * model.n_kv_heads
         shapes.append((1, tokens, heads * model.head_dim / tp, model.dim))
@@ -158,6 +160,8 @@ def _moved_bytes(place: Place, *, dense: bool) -> float:
     model, tp, tokens = place.model, place.layout.tp, place.tokens
     whole = 10 * model.dim / place.norm_shards
     rotary = 2 * (model.score_width + model.n_kv_heads * model.head_dim) / tp
+    if model.latent:  # of queries a part, of keys one for all heads; and keys are put together
+        rotary = 2 * model.latent.rotary_dim * (model.n_heads / tp + 1) + 2 * model.score_width / tp
     per_width = 3 if model.gated_ffn else 2
     if dense or not model.num_experts:
         return 2 * tokens * (whole + rotary + per_width * model.ffn_dim / tp)
@@ -182,8 +186,8 @@ def _tensor_traffic(place: Place, compute_s: float) -> float:
 
 
 def _context_traffic(place: Place, attention_s: float) -> float:
-    """Keys and values of the whole window come to every rank of cp, and their gradients go back, beside attention; or
-    each rank exchanges its tokens for some of the heads by all-to-all."""
+    """Keys and values of the whole window, or the latents that they come from, come to every rank of cp, and their
+    gradients go back, beside attention; or each rank exchanges its tokens for some of the heads by all-to-all."""
     cp, constants = place.layout.cp, place.chip.calibration
     if cp == 1:
         return 0.0
@@ -192,8 +196,12 @@ def _context_traffic(place: Place, attention_s: float) -> float:
     if place.run.cp_comm_type == "a2a":  # queries, keys, values there and the result back; nothing runs beside it
         kv_heads = max(model.n_kv_heads, cp * place.layout.tp)
         width = 2 * (model.n_heads + kv_heads) * model.head_dim / place.layout.tp
+        if model.latent:
+            width = 2 * (model.score_width + model.value_width) / place.layout.tp
         return (2 + place.run.layers_again) * all_to_all_s(2 * place.tokens * width, group)
     per_token = 4 * model.n_kv_heads * model.head_dim / place.layout.tp
+    if model.latent:  # whole on every tp rank
+        per_token = 2 * (model.latent.kv_rank + model.latent.rotary_dim)
     num_bytes = per_token * place.run.seq_len * place.run.local_batch_size
     passes = 3 + place.run.layers_again
     return seen(passes * all_gather_s(num_bytes, group), attention_s, constants.exposed_tensor)

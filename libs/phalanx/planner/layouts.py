@@ -82,7 +82,8 @@ def largest_mesh(task: Task) -> int:
 def _tensor_sizes(task: Task) -> list[int]:
     model = task.model
     cut = [model.n_heads, model.vocab_size, task.run.seq_len, task.gpus]
-    cut += [model.expert_ffn_dim] if model.num_experts else [model.ffn_dim]
+    cut += [model.expert_ffn_dim] if model.num_experts else []
+    cut += [model.ffn_dim] if model.num_expert_layers < model.n_layers else []
     kv_heads = model.n_kv_heads
     sizes = (tp for tp in divisors(math.gcd(*cut)) if kv_heads % tp == 0 or tp % kv_heads == 0)
     return [tp for tp in sizes if tp <= task.cluster.nvlink_domain]

@@ -84,7 +84,14 @@ def rank_memory(
 
 
 def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition, runtime_bytes: int) -> RankMemory:
-    held = rank_parameters(model, layout, position.num_layers, is_first=position.is_first, is_last=position.is_last)
+    held = rank_parameters(
+        model,
+        layout,
+        position.num_layers,
+        is_first=position.is_first,
+        is_last=position.is_last,
+        num_dense=position.num_dense,
+    )
     shard = _sharded(held, layout)
     own = shard - held.copied // (layout.dp_shard * layout.cp)
     activations = activation_bytes(model, layout, run, position)

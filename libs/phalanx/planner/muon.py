@@ -12,16 +12,15 @@ import math
 
 from phalanx.planner.collectives import Group, all_reduce_s
 from phalanx.planner.compute import PRECISIONS, Chip
-from phalanx.planner.parameters import num_ffn_products
+from phalanx.planner.parameters import attention_inputs, num_ffn_products
 from phalanx.planner.shape import ModelShape, RunShape
 
 
 def hidden_matrices(model: ModelShape) -> list[tuple[int, int]]:
     """Rows and columns of the matrices of one dense layer."""
-    queries, keys = model.n_heads * model.head_dim, model.n_kv_heads * model.head_dim
-    inward = [(queries, model.dim), (keys, model.dim), (keys, model.dim)]
+    inward = attention_inputs(model)
     inward += [(model.ffn_dim, model.dim)] * (num_ffn_products(model) - 1)
-    return [*inward, (model.dim, queries), (model.dim, model.ffn_dim)]
+    return [*inward, (model.dim, model.value_width), (model.dim, model.ffn_dim)]
 
 
 def iteration_flops(rows: int, columns: int) -> int:

@@ -42,7 +42,7 @@ class ParameterCounts:
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
     """Parameters of one layer. ffn: the dense or shared one; experts: all routed ones; norms: with the biases;
-    cut_biases: those of them that tensor parallelism cuts.
+    cut_biases: those of them that tensor parallelism cuts; latents: of attention, those that it does not cut.
     """
 
     attention: int
@@ -51,6 +51,7 @@ class LayerCounts:
     experts: int
     norms: int
     cut_biases: int
+    latents: int = 0
 
 
 def layer_counts(model: ModelShape, *, dense: bool = False) -> LayerCounts:
@@ -73,18 +74,25 @@ def layer_counts(model: ModelShape, *, dense: bool = False) -> LayerCounts:
         experts=model.num_experts * expert_count(model) if has_experts else 0,
         norms=norms + cut_biases,
         cut_biases=cut_biases,
+        latents=model.dim * model.latent.width if model.latent else 0,
     )
 
 
 def _attention(model: ModelShape) -> int:
+    return sum(rows * columns for rows, columns in attention_inputs(model)) + model.value_width * model.dim
+
+
+def attention_inputs(model: ModelShape) -> list[tuple[int, int]]:
+    """Rows and columns of the matrices of one layer's attention but the last."""
     latent = model.latent
     if latent is None:
-        return model.dim * model.head_dim * (2 * model.n_heads + 2 * model.n_kv_heads)
-    from_input = model.dim if latent.query_rank == 0 else latent.query_rank
-    queries = model.dim * latent.query_rank + from_input * model.score_width
-    narrow = model.dim * (latent.kv_rank + latent.rotary_dim)
-    wide = latent.kv_rank * model.n_heads * (latent.plain_dim + latent.value_dim)
-    return queries + narrow + wide + model.value_width * model.dim
+        keys = model.n_kv_heads * model.head_dim
+        return [(model.score_width, model.dim), (keys, model.dim), (keys, model.dim)]
+    queries = [(model.score_width, model.dim)]
+    if latent.query_rank:
+        queries = [(latent.query_rank, model.dim), (model.score_width, latent.query_rank)]
+    wide = model.n_heads * (latent.plain_dim + latent.value_dim)
+    return [*queries, (latent.kv_rank + latent.rotary_dim, model.dim), (wide, latent.kv_rank)]
 
 
 def shared_heads(model: ModelShape, tp: int) -> int:
@@ -130,10 +138,10 @@ def count_parameters(model: ModelShape) -> ParameterCounts:
 class RankParameters:
     """Parameters of one rank before they are sharded over dp_shard.
 
-    split: its part of what tensor parallelism cuts. whole: what every tp rank holds (norms, router). experts: its part
-    of the routed experts. block: of its biggest layer alone, without the experts; block_experts: of that layer's
-    experts. copied: of the last stage's copy of a tied embedding, which `split` counts too; no optimizer has a state of
-    it.
+    split: its part of what tensor parallelism cuts. whole: what every tp rank holds (norms, router, latents). experts:
+    its part of the routed experts. block: of its biggest layer alone, without the experts; block_experts: of that
+    layer's experts. copied: of the last stage's copy of a tied embedding, which `split` counts too; no optimizer has a
+    state of it.
     """
 
     split: int
@@ -172,9 +180,10 @@ def rank_parameters(
     is_copy = model.tie_embeddings and is_last and layout.pp > 1
     num_tables = int(is_first) + int(is_last and not (model.tie_embeddings and is_first and not is_copy))
     shared = shared_heads(model, tp)
-    block_split = (layer.attention + layer.ffn + layer.cut_biases) // tp + shared
-    first_split = (first.attention + first.ffn + first.cut_biases) // tp + shared
-    block_whole, first_whole = layer.norms - layer.cut_biases + layer.router, first.norms - first.cut_biases
+    block_split = (layer.attention - layer.latents + layer.ffn + layer.cut_biases) // tp + shared
+    first_split = (first.attention - first.latents + first.ffn + first.cut_biases) // tp + shared
+    block_whole = layer.norms - layer.cut_biases + layer.router + layer.latents
+    first_whole = first.norms - first.cut_biases + first.latents
     block_experts = layer.experts // (tp * layout.ep)
     num_rest = num_layers - num_dense
     final_norm = (1 + model.biases) * model.dim if is_last else 0

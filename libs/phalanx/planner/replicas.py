@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from phalanx.planner.collectives import Group, all_gather_s, all_reduce_s, all_to_all_s
 from phalanx.planner.network import Cluster
+from phalanx.planner.parameters import attention_inputs
 from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.spec.layout import Layout
 
@@ -48,9 +49,9 @@ def exchange_s(
 
 def _powersgd_s(model: ModelShape, run: RunShape, shards: int, group: Group) -> float:
     """Two sums: P over the rows of a rank's pieces, Q over the columns."""
-    key_width = model.n_kv_heads * model.head_dim
-    rows = model.score_width + 2 * key_width + model.dim
-    columns = 3 * model.dim + model.value_width
+    inputs = attention_inputs(model)
+    rows = sum(each for each, _ in inputs) + model.dim
+    columns = sum(each for _, each in inputs) + model.value_width
     products = 2 if model.gated_ffn else 1
     rows += products * model.ffn_dim + model.dim
     columns += products * model.dim + model.ffn_dim

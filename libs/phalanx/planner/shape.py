@@ -20,6 +20,11 @@ class LatentAttention:
     rotary_dim: int
     value_dim: int
 
+    @property
+    def width(self) -> int:
+        """Elements of a token's latents, with the part of the key that positions turn."""
+        return self.query_rank + self.kv_rank + self.rotary_dim
+
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:

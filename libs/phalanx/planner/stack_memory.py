@@ -48,7 +48,14 @@ def stack_memory(model: ModelShape, layout: Layout, run: RunShape, used: Softwar
 
 
 def _at(model: ModelShape, layout: Layout, run: RunShape, used: Software, position: PipelinePosition) -> StackMemory:
-    held = rank_parameters(model, layout, position.num_layers, is_first=position.is_first, is_last=position.is_last)
+    held = rank_parameters(
+        model,
+        layout,
+        position.num_layers,
+        is_first=position.is_first,
+        is_last=position.is_last,
+        num_dense=position.num_dense,
+    )
     head = _head_bytes(model, layout, run, used) if position.is_last else 0.0
     activations = _activations(model, layout, run, used, position)
     states, gathered = _states(layout, run, used, held)

@@ -5,13 +5,17 @@ layer counts 1; the head what its product takes against a layer's; the embedding
 are added to a table, 2 d operations: next to nothing, but of stages that are alike the first one is the last to get a
 layer more. "cost" gives, one by one, each layer to the pipeline rank that would have least with it, and on that rank to
 its stage that would, so the largest rank's cost is the least that whole layers allow: a schedule with m micro-batches
-takes m times the slowest rank (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). "even" counts layers alone.
+takes m times the slowest rank (Narayanan et al. 2021, arXiv 2104.04473, section 2.2). Where the first layers are dense
+and the others experts, a layer of experts counts 1, and layers then move from stage to stage as long as that makes the
+dearest rank, or of equal ones the next, cheaper. "even" counts layers alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate, permutations
 
 from phalanx.planner.flops import token_flops
 from phalanx.planner.shape import ModelShape, RunShape
@@ -44,13 +48,69 @@ def stage_layers(model: ModelShape, pp: int, run: RunShape) -> tuple[int, ...]:
         return split_layers(model.n_layers, num_stages)
     first, last = end_costs(model, run)
     ranks = tuple(stages_of_rank(run.schedule, pp, rank, per_rank) for rank in range(pp))
-    return balanced(model.n_layers, ranks, first, last)
+    found = balanced(model.n_layers, ranks, first, last)
+    if not model.num_experts or not model.num_dense_layers:
+        return found
+    return _with_dense(found, ranks, model.num_dense_layers, dense_cost(model, run), first, last)
+
+
+@lru_cache(maxsize=4096)
+def _with_dense(
+    start: tuple[int, ...], ranks: tuple[tuple[int, ...], ...], num_dense: int, dense: float, first: float, last: float
+) -> tuple[int, ...]:
+    """From `start` layer by layer to a cut that no layer moved from one stage to another makes cheaper. dense: what
+    each of the first `num_dense` layers costs; others as in `balanced`.
+    """
+
+    def rank_costs(layers: tuple[int, ...]) -> list[float]:
+        held = zip(layers, _dense_of_stages(num_dense, layers), strict=True)
+        costs = [count + (dense - 1) * wide for count, wide in held]
+        costs[0] += first
+        costs[-1] += last
+        return sorted((round(sum(costs[stage] for stage in stages), 9) for stages in ranks), reverse=True)
+
+    best, cut = rank_costs(start), start
+    while True:
+        moved = [_moved(cut, a, b) for a, b in permutations(range(len(cut)), 2) if cut[a] > 1]
+        costs, found = min(((rank_costs(each), each) for each in moved), default=(best, cut))
+        if costs >= best:
+            return cut
+        best, cut = costs, found
+
+
+def _moved(layers: tuple[int, ...], origin: int, target: int) -> tuple[int, ...]:
+    return tuple(count - (stage == origin) + (stage == target) for stage, count in enumerate(layers))
+
+
+def dense_layers(model: ModelShape, layers: Sequence[int]) -> tuple[int, ...]:
+    """Of stages of so many layers each, how many of these are before the experts; 0 in a model without experts."""
+    return _dense_of_stages(model.num_dense_layers if model.num_experts else 0, layers)
+
+
+def _dense_of_stages(num_dense: int, layers: Sequence[int]) -> tuple[int, ...]:
+    ends = list(accumulate(layers))
+    return tuple(min(end, num_dense) - min(end - count, num_dense) for end, count in zip(ends, layers, strict=True))
+
+
+def dense_cost(model: ModelShape, run: RunShape) -> float:
+    """What a layer before the experts costs, in layers with experts."""
+    flops = [
+        token_flops(replace(model, num_dense_layers=count), run.seq_len, causal=True, recompute=run.products_again)
+        for count in (0, 1)
+    ]
+    with_experts = (flops[0].hardware - _head_flops(model)) / model.n_layers
+    return 1 + (flops[1].hardware - flops[0].hardware) / with_experts
+
+
+def _head_flops(model: ModelShape) -> float:
+    return 3 * 2.0 * model.vocab_size * model.dim
 
 
 def end_costs(model: ModelShape, run: RunShape) -> tuple[float, float]:
-    """What embedding and head cost, in layers."""
-    flops = token_flops(model, run.seq_len, causal=True, recompute=run.products_again)
-    head = 3 * 2.0 * model.vocab_size * model.dim
+    """What embedding and head cost, in layers; with experts in layers that have them."""
+    counted = replace(model, num_dense_layers=0) if model.num_experts else model
+    flops = token_flops(counted, run.seq_len, causal=True, recompute=run.products_again)
+    head = _head_flops(model)
     layer = (flops.hardware - head) / model.n_layers
     return 2.0 * model.dim / layer, head / layer
 

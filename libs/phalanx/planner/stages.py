@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from phalanx.planner.shape import ModelShape, RunShape
-from phalanx.planner.stage_split import stage_layers, stages_of_rank
+from phalanx.planner.stage_split import dense_layers, stage_layers, stages_of_rank
 from phalanx.spec.layout import Layout
 from phalanx.spec.parallel import V_SCHEDULES
 
@@ -15,13 +15,16 @@ _MULTIPLE_OF_PP = {"1f1b": 1, "interleaved_1f1b": 1, "interleaved_zero_bubble": 
 
 @dataclass(frozen=True, slots=True)
 class PipelinePosition:
-    """What one pipeline rank holds: its stages, the layers of each, and whether the model's ends are among them."""
+    """What one pipeline rank holds: its stages, the layers of each, and whether the model's ends are among them.
+    num_dense: of its layers, those before the experts; 0 in a model without experts.
+    """
 
     pp_rank: int
     stages: tuple[int, ...]
     layers_by_stage: tuple[int, ...]
     is_first: bool
     is_last: bool
+    num_dense: int = 0
 
     @property
     def num_layers(self) -> int:
@@ -37,7 +40,9 @@ def positions(model: ModelShape, layout: Layout, run: RunShape) -> tuple[Pipelin
     for rank in range(layout.pp):
         stages = stages_of_rank(run.schedule, layout.pp, rank, len(layers) // layout.pp)
         held = tuple(layers[stage] for stage in stages)
-        placed.append(PipelinePosition(rank, stages, held, 0 in stages, last in stages))
+        dense = dense_layers(model, layers)
+        num_dense = sum(dense[stage] for stage in stages)
+        placed.append(PipelinePosition(rank, stages, held, 0 in stages, last in stages, num_dense))
     return tuple(placed)
 
 

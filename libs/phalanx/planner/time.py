@@ -173,19 +173,19 @@ def _stage_times(config: Configuration, place: Place) -> list[tuple[int, LayerTi
     head = head_time(place)
     times = []
     for count, position in _alike(config):
-        num_dense = position.num_layers if expert is None else model.num_dense_layers if position.is_first else 0
-        parts = [(min(num_dense, position.num_layers), dense), (int(position.is_last), head)]
+        num_dense = position.num_layers if expert is None else position.num_dense
+        parts = [(num_dense, dense), (int(position.is_last), head)]
         if expert is not None:
-            parts.append((max(position.num_layers - num_dense, 0), expert))
+            parts.append((position.num_layers - num_dense, expert))
         times.append((count, _sum(parts)))
     return times
 
 
 def _alike(config: Configuration) -> list[tuple[int, PipelinePosition]]:
     """One of each kind of pipeline rank, and how many there are."""
-    found: dict[tuple[int, bool, bool], tuple[int, PipelinePosition]] = {}
+    found: dict[tuple[int, int, bool, bool], tuple[int, PipelinePosition]] = {}
     for position in positions(config.model, config.layout, config.run):
-        key = (position.num_layers, position.is_first, position.is_last)
+        key = (position.num_layers, position.num_dense, position.is_first, position.is_last)
         count, first = found.get(key, (0, position))
         found[key] = (count + 1, first)
     return list(found.values())
@@ -217,7 +217,14 @@ def _send_s(place: Place, stage_s: float) -> float:
 
 def _largest_rank(config: Configuration) -> RankParameters:
     held = [
-        rank_parameters(config.model, config.layout, each.num_layers, is_first=each.is_first, is_last=each.is_last)
+        rank_parameters(
+            config.model,
+            config.layout,
+            each.num_layers,
+            is_first=each.is_first,
+            is_last=each.is_last,
+            num_dense=each.num_dense,
+        )
         for _, each in _alike(config)
     ]
     return max(held, key=lambda each: each.total)

@@ -68,9 +68,15 @@ def _sizes(args: ModelArgs, recipe: str, tp: int) -> Iterator[Finding]:
         "n_heads": (args.n_heads * args.head_dim, args.n_heads * args.head_dim // tp),
         "n_kv_heads": (args.n_kv_heads * args.head_dim, kv_heads * args.head_dim),
     }
-    if args.moe is None:
+    if args.mla is not None:
+        widths = {
+            "qk_nope_head_dim": args.mla.qk_nope_head_dim + args.mla.v_head_dim,
+            "v_head_dim": args.mla.v_head_dim,
+        }
+        cut |= {f"mla.{key}": (args.n_heads * width, args.n_heads * width // tp) for key, width in widths.items()}
+    if args.ffn_dim:
         cut["ffn_dim"] = (args.ffn_dim, args.ffn_dim // tp)
-    elif args.moe.num_shared_experts:
+    if args.moe is not None and args.moe.num_shared_experts:
         width = args.moe.num_shared_experts * args.moe.expert_ffn_dim
         cut["moe.expert_ffn_dim"] = (width, width // tp)
     for name, (whole, local) in cut.items():

@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from phalanx.models.args import DecoderArgs
+from phalanx.models.args import DecoderArgs, MlaShape, MoeShape
 from phalanx.models.decoder import Decoder
 from phalanx.planner import ModelShape, RunShape, count_parameters, positions, rank_parameters
 from phalanx.planner.activations import layer_bytes_per_token
+from phalanx.planner.shape import LatentAttention
 from phalanx.spec import Layout
 
 SHAPES = [
@@ -76,6 +77,44 @@ def test_estimated_activations_of_a_layer_are_within_a_tenth_of_what_the_decoder
     layers = (saved_bytes(shape | {"n_layers": 5}, tokens, dtype) - saved_bytes(shape, tokens, dtype)) / 3
     planned = layer_bytes_per_token(ModelShape(**shape), Layout(), dtype.itemsize) * tokens.numel()
     assert planned == pytest.approx(layers, rel=0.10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mla", [(64, 32, 16, 32, 96), (64, 32, 16, 48, 0), (128, 32, 16, 24, 128), (32, 24, 8, 32, 0)])
+def test_estimated_activations_of_latent_attention_are_within_a_tenth_of_what_the_decoder_keeps(dtype, mla):
+    shape = {"dim": 256, "n_layers": 2, "n_heads": 8, "n_kv_heads": 8, "ffn_dim": 768, "vocab_size": 64}
+    tokens = torch.zeros(2, 128, dtype=torch.long)
+    theirs = shape | {"mla": MlaShape(*mla)}
+    layers = (saved_bytes(theirs | {"n_layers": 5}, tokens, dtype) - saved_bytes(theirs, tokens, dtype)) / 3
+    model = ModelShape(**shape, latent=LatentAttention(mla[4], *mla[:4]))
+    planned = layer_bytes_per_token(model, Layout(), dtype.itemsize) * tokens.numel()
+    assert planned == pytest.approx(layers, rel=0.10)
+
+
+@pytest.mark.parametrize("lengths", [(1, 2, 3), (3, 2, 1), (4, 1, 1)])
+@pytest.mark.parametrize("query_rank", [0, 24])
+def test_stages_with_dense_layers_and_latents_hold_what_is_planned_for_them(lengths, query_rank):
+    from phalanx.parallel.tensor import check_plan
+
+    shape = {"dim": 64, "n_layers": 6, "n_heads": 4, "n_kv_heads": 4, "ffn_dim": 160, "vocab_size": 512}
+    experts = {"num_experts": 8, "top_k": 2, "expert_ffn_dim": 48, "num_shared_experts": 1}
+    model = ModelShape(**shape, **experts, num_dense_layers=3, latent=LatentAttention(query_rank, 16, 12, 8, 12))
+    theirs = built(shape | {"mla": MlaShape(16, 12, 8, 12, query_rank), "moe": MoeShape(**experts, first_k_dense=3)})
+    assert count_parameters(model).total == sum(p.numel() for p in theirs.parameters())
+    run, layout = RunShape(128, 8, stage_split=lengths), Layout(pp=3, tp=2)
+    stages = theirs.split_layers(lengths)
+    for place in positions(model, layout, run):
+        check = stages[place.pp_rank]
+        check_plan(check, 2)
+        held = rank_parameters(
+            model,
+            layout,
+            place.num_layers,
+            is_first=place.is_first,
+            is_last=place.is_last,
+            num_dense=place.num_dense,
+        )
+        assert held.total == sum(p.numel() for p in check.parameters())
 
 
 @pytest.mark.parametrize("more", [{}, {"qk_norm": True, "qkv_bias": True}])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
 from phalanx.planner import ModelShape, RunShape, positions, token_flops
-from phalanx.planner.stage_split import balanced, end_costs, split_layers, stage_layers, stages_of_rank
+from phalanx.planner.stage_split import balanced, dense_cost, end_costs, split_layers, stage_layers, stages_of_rank
 from phalanx.spec import Layout
 
 SHAPE = {"dim": 32, "n_layers": 12, "n_heads": 4, "n_kv_heads": 2, "ffn_dim": 48, "vocab_size": 512}
@@ -91,3 +92,39 @@ def test_stated_layers_are_taken_as_they_are(schedule, per_rank):
     run = replace(RUN, schedule=schedule, stages_per_rank=per_rank, stage_split=STATED[per_rank])
     for each in positions(MODEL, Layout(pp=2), run):
         assert each.layers_by_stage == tuple(STATED[per_rank][stage] for stage in each.stages)
+
+
+def _max_cost(model: ModelShape, run: RunShape, cut: tuple[int, ...], ranks: list[tuple[int, ...]]) -> float:
+    """Of the costliest rank, each layer's products counted by itself."""
+    first, last = end_costs(model, run)
+    dense = dense_cost(model, run)
+    costs = []
+    start = 0
+    for stage, length in enumerate(cut):
+        layers = range(start, start + length)
+        start += length
+        ends = first * (stage == 0) + last * (stage == len(cut) - 1)
+        costs.append(ends + sum(dense if layer < model.num_dense_layers else 1.0 for layer in layers))
+    return max(sum(costs[stage] for stage in stages) for stages in ranks)
+
+
+@pytest.mark.parametrize("ffn_dim", [64, 4096, 30_000])
+@pytest.mark.parametrize("num_dense", [1, 3])
+def test_stages_with_dense_layers_before_experts_are_the_cheapest_of_all(ffn_dim: int, num_dense: int) -> None:
+    experts = {"num_experts": 8, "top_k": 2, "expert_ffn_dim": 512, "num_dense_layers": num_dense}
+    model = ModelShape(dim=512, n_layers=9, n_heads=8, n_kv_heads=8, ffn_dim=ffn_dim, vocab_size=3000, **experts)
+    run = replace(RUN, schedule="1f1b", stages_per_rank=1, stage_split="cost")
+    for pp in (2, 3, 4):
+        ranks = [(rank,) for rank in range(pp)]
+        every = [cut for cut in product(range(1, 9), repeat=pp) if sum(cut) == 9]
+        best = min(_max_cost(model, run, cut, ranks) for cut in every)
+        found = _max_cost(model, run, stage_layers(model, pp, run), ranks)
+        assert found == pytest.approx(best, rel=1e-6), (pp, stage_layers(model, pp, run))
+
+
+def test_a_dense_layer_costs_what_its_products_take() -> None:
+    """As wide as the experts that a token passes: a router's product is all the difference."""
+    experts = {"num_experts": 8, "top_k": 2, "expert_ffn_dim": 512, "num_shared_experts": 1, "num_dense_layers": 2}
+    model = ModelShape(dim=512, n_layers=9, n_heads=8, n_kv_heads=8, ffn_dim=1536, vocab_size=3000, **experts)
+    products = 512 * 512 * 4 + 3 * 512 * 1536 + 2 * 512 * (RUN.seq_len + 1) / 2
+    assert dense_cost(model, RUN) == pytest.approx(products / (products + 8 * 512), rel=1e-6)
