@@ -46,6 +46,7 @@ def contract() -> str:
         import parity
         import test_expert_parity
         import test_float8_parity
+        import test_latent_parity
         import test_offload
         import test_own_parity
         import test_parity
@@ -57,6 +58,7 @@ def contract() -> str:
         [
             *_one_process(test_parity, parity.MODEL),
             *_experts(test_expert_parity, test_parity),
+            *_latents(test_latent_parity, test_parity),
             *_float8(test_float8_parity, test_parity),
             *_own_models(test_own_parity),
             *_same_bits(test_offload, test_run),
@@ -96,6 +98,20 @@ def _experts(experts: ModuleType, parity: ModuleType) -> Iterator[str]:
         f"by `{_test(experts, 'every_layout_of_experts')}`. Models: {named}."
     )
     yield from _table(words, experts.TABLE, parity._case())
+
+
+def _latents(latents: ModuleType, parity: ModuleType) -> Iterator[str]:
+    named = "; ".join(
+        f"{name} with {_named(model['mla'])}"
+        + (f", experts after dense layers ({model['moe']['first_k_dense']})" if "moe" in model else "")
+        for name, model in latents.MODELS.items()
+    )
+    words = (
+        "**Latent attention and dense layers before the experts**, equal to one process in fp32: as above, by "
+        f"`{_test(latents, 'every_layout_of_latent')}`. Models: {named}."
+    )
+    yield from _table(words, latents.TABLE, parity._case())
+    yield from _table(f"Compiled, by `{_test(latents, 'compiled_blocks')}`:", {2: latents.COMPILED}, parity._case())
 
 
 def _float8(float8: ModuleType, parity: ModuleType) -> Iterator[str]:

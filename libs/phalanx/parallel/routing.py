@@ -16,6 +16,7 @@ from phalanx.models.experts import Router
 from phalanx.parallel.loss import IGNORED_TARGET
 from phalanx.parallel.mesh import Mesh
 from phalanx.spec import Job
+from phalanx.spec.model import ModelArgs
 
 
 def window_weights(targets: Tensor, valid_tokens: int) -> Tensor:
@@ -36,13 +37,12 @@ class Routing:
 
     @classmethod
     def of(cls, stages: Sequence[nn.Module], mesh: Mesh, job: Job) -> Routing | None:
-        """Of a rank's stages; None where the model has no routers."""
-        found = {int(n): r for stage in stages if isinstance(stage, Decoder) for n, r in stage.routers.items()}
-        if not found:
+        """Of a rank's stages, which may have none where the model has some; None where the model has no routers."""
+        args = job.model.args
+        if not isinstance(args, ModelArgs) or args.moe is None:
             return None
-        moe = job.model.decoder.moe
-        assert moe is not None, "routers come of it"
-        return cls(found, job.model.decoder.n_layers, moe.num_experts, mesh)
+        found = {int(n): r for stage in stages if isinstance(stage, Decoder) for n, r in stage.routers.items()}
+        return cls(found, args.n_layers, args.moe.num_experts, mesh)
 
     def take(self) -> tuple[Tensor, Tensor]:
         """What came since the last time: tokens by layer and expert over all ranks, int64 [layers, E], and this rank's

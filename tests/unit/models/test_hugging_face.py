@@ -413,3 +413,74 @@ def test_config_from_hugging_face_fills_in_what_transformers_does() -> None:
 def test_config_from_hugging_face_of_what_is_no_object_is_refused(config: object) -> None:
     with pytest.raises(PhalanxError, match="expected a JSON object"):
         config_from_hugging_face(config)
+
+
+DEEPSEEK_ARGS = DecoderArgs(**SMALL | VARIANTS["deepseek-v3 with yarn"])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "told"),
+    [
+        ("rope_interleave", False, "rope_interleave is False: expected True"),
+        ("scoring_func", "softmax", "scoring_func is 'softmax': expected 'sigmoid'"),
+        ("topk_method", "greedy", "topk_method is 'greedy': expected 'noaux_tc'"),
+        ("moe_layer_freq", 2, "moe_layer_freq is 2: expected 1"),
+        ("attention_bias", True, "attention_bias is True: expected False"),
+        ("num_key_value_heads", 4, r"num_key_value_heads is 4: expected num_attention_heads \(8\)"),
+        ("first_k_dense_replace", 2, r"first_k_dense_replace is 2: expected less than num_hidden_layers \(2\)"),
+        ("first_k_dense_replace", -1, "first_k_dense_replace is -1: expected a whole number"),
+        ("qk_rope_head_dim", 7, "qk_rope_head_dim is 7: expected an even width"),
+        ("n_group", 3, "n_group is 3: expected groups of the 8 experts"),
+        ("n_group", 8, "n_group is 8: expected groups of the 8 experts, of two at least"),
+        ("topk_group", 5, r"topk_group is 5: expected at most n_group \(4\)"),
+        ("num_experts_per_tok", 5, "num_experts_per_tok is 5: expected at most the 4 experts"),
+        ("q_lora_rank", 0, "q_lora_rank is 0: expected a whole number above 0"),
+        ("n_shared_experts", 0, "n_shared_experts is 0: expected a whole number above 0"),
+        ("quantization_config", {"quant_method": "fp8"}, "quantization_config is .*: expected null"),
+    ],
+)
+def test_what_a_deepseek_config_says_otherwise_is_named(key: str, value: object, told: str) -> None:
+    config = config_to_hugging_face(DEEPSEEK_ARGS, max_position_embeddings=LENGTH)
+    with pytest.raises(PhalanxError, match=told):
+        config_from_hugging_face({**config, key: value})
+
+
+def test_a_deepseek_config_that_says_little_is_the_public_model() -> None:
+    from phalanx.spec.presets import PRESETS
+
+    sizes = {"hidden_size": 7168, "num_hidden_layers": 61, "num_attention_heads": 128, "vocab_size": 129_280}
+    yarn = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, "beta_fast": 32, "beta_slow": 1}
+    yarn |= {"mscale": 1.0, "mscale_all_dim": 1.0}
+    said = {"model_type": "deepseek_v3", **sizes, "intermediate_size": 18_432, "rms_norm_eps": 1e-6}
+    found = config_from_hugging_face({**said, "rope_scaling": yarn, "num_nextn_predict_layers": 1})
+    preset = DecoderArgs.of_plain(PRESETS["deepseek-v3"])
+    assert preset.moe is not None
+    assert found == dataclasses.replace(preset, moe=dataclasses.replace(preset.moe, aux_loss=0.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"moe": None}, "moe: expected a table"),
+        ({"moe": {"score": "softmax"}}, "moe.score is 'softmax': expected sigmoid"),
+        ({"moe": {"selection_bias": False}}, "moe.selection_bias is False: expected true"),
+        ({"moe": {"num_shared_experts": 0}}, "moe.num_shared_experts is 0: expected at least 1"),
+        ({"moe": {"num_groups": 8}}, "moe.num_groups is 8: expected groups of at least two experts"),
+    ],
+)
+def test_a_shape_that_deepseek_of_transformers_does_not_have_is_refused(change: dict[str, Any], told: str) -> None:
+    moe = change["moe"] and dataclasses.replace(DEEPSEEK["moe"], **change["moe"])
+    args = DecoderArgs(**SMALL | DEEPSEEK | {"moe": moe})
+    with pytest.raises(PhalanxError, match=rf"\[model.args\] {told}"):
+        config_to_hugging_face(args, max_position_embeddings=LENGTH)
+
+
+def test_magnitudes_of_yarn_belong_to_deepseek_alone() -> None:
+    plain = config_to_hugging_face(DecoderArgs(**SMALL | VARIANTS["llama with yarn"]), max_position_embeddings=LENGTH)
+    scaled = {**plain["rope_scaling"], "mscale": 1.0}
+    with pytest.raises(PhalanxError, match=r"rope_scaling.mscale is 1.0: expected null"):
+        config_from_hugging_face({**plain, "rope_scaling": scaled, "rope_parameters": scaled})
+    ours = config_to_hugging_face(DEEPSEEK_ARGS, max_position_embeddings=LENGTH)
+    alone = {key: value for key, value in ours["rope_scaling"].items() if key != "mscale_all_dim"}
+    with pytest.raises(PhalanxError, match=r"rope_scaling.mscale is 1.0: expected mscale and mscale_all_dim together"):
+        config_from_hugging_face({**ours, "rope_scaling": alone, "rope_parameters": None})

@@ -8,9 +8,26 @@ from typing import Any, cast
 import torch
 
 from phalanx.models.args import MoeShape
+from phalanx.models.decoder import Decoder
 from phalanx.models.experts import Router
+from phalanx.parallel.build import build_on_meta
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.routing import Routing, window_weights
+from phalanx.spec import Job, parse_job
+from phalanx.trainer.expert_figures import expert_load
+
+
+def make_plain_job(model: dict[str, Any]) -> Job:
+    """A job of that model."""
+    return parse_job(
+        {
+            "job": {"name": "routing", "storage": "memory://routing"},
+            "model": model,
+            "data": {"train": "memory://routing/train"},
+            "training": {"seq_len": 16, "steps": 1, "global_batch_size": 8},
+            "optimizer": {"lr": 1e-3},
+        }
+    )
 
 
 def _routing(**moe: Any) -> Routing:
@@ -52,3 +69,26 @@ def test_counts_lie_in_their_layer_and_are_taken_once() -> None:
     assert 0.1 <= balance_loss <= 0.4, "aux_loss times a figure from 1 to E"
     counts, balance_loss = routing.take()
     assert not counts.any() and not balance_loss
+
+
+def test_a_stage_without_routers_counts_nothing_and_takes_part_in_the_sum() -> None:
+    moe = {"first_k_dense": 2, "num_experts": 8}
+    args = {"n_layers": 3, "moe": moe}
+    job = make_plain_job({"preset": "deepseek-v3-tiny", "args": args})
+    whole = build_on_meta(job)
+    assert isinstance(whole, Decoder)
+    first, last = whole.split_layers((2, 1))
+    mesh = _routing().mesh
+    for stage, layers in ((first, []), (last, [2])):
+        routing = Routing.of([stage], mesh, job)
+        assert routing is not None and list(routing.routers) == layers
+        counts, balance_loss = routing.take()
+        assert counts.shape == (3, 8) and not counts.any() and not balance_loss
+    assert Routing.of([first], mesh, make_plain_job({"preset": "tiny"})) is None
+
+
+def test_load_is_told_of_the_layers_with_experts_alone() -> None:
+    job = make_plain_job({"preset": "deepseek-v3-tiny"})
+    counts = torch.tensor([[0] * 8, [2] * 8, [4, 0] * 4])
+    load = expert_load(job, counts, 0.5)
+    assert (load.worst, load.mean, load.idle) == (2.0, 1.5, 0.25)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from support.datasets import make_job
 from support.foreign_checkpoints import Foreign, job_of, torchtitan_state, write_dcp, write_hugging_face
 
@@ -31,6 +32,9 @@ TWINS = {
     "tiny of qwen2": {"qkv_bias": True},
     "mixtral-tiny": {},
     "qwen3-moe-tiny": {},
+    "deepseek-v3-tiny": {},
+    "deepseek-v3-tiny with queries from the input": {"mla": {"q_lora_rank": 0}},
+    "deepseek-v3-tiny with two dense layers, tied": {"moe": {"first_k_dense": 2}, "tie_embeddings": True},
 }
 SCALING = {"type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
 SCALING |= {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -58,6 +62,9 @@ def test_a_folder_of_transformers_is_imported_and_exported_with_equal_bits_and_l
     for parameter in theirs.parameters():
         if parameter.dim() == 1:  # a norm of ones or a bias of zeros would prove nothing
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
+    for name, buffer in theirs.named_buffers():
+        if "correction_bias" in name:
+            torch.nn.init.uniform_(buffer, -0.1, 0.1)
     theirs.save_pretrained(tmp_path / "hf")
     Import(job, str(tmp_path / "hf")).run()
     decoder = Decoder(args)
@@ -73,6 +80,48 @@ def test_a_folder_of_transformers_is_imported_and_exported_with_equal_bits_and_l
     export(place.store, place.lineage.manifest(CheckpointRef(1, 0)), tmp_path / "out", target)
     before, after = (load_file(tmp_path / folder / "model.safetensors") for folder in ("hf", "out"))
     assert before.keys() == after.keys() and all(torch.equal(before[each], after[each]) for each in before)
+
+
+def test_layers_that_predict_further_tokens_are_left_out_and_told(tmp_path: Path) -> None:
+    job = _twin(tmp_path, "deepseek-v3-tiny")
+    foreign = Foreign.of(job)
+    args, more = foreign.args, {}
+    for name in ("eh_proj", "enorm", "embed_tokens", "self_attn.q_a_proj", "mlp.experts.0.up_proj"):
+        more[f"model.layers.{args.n_layers}.{name}.weight"] = torch.ones(3)
+    folder = _deepseek_folder(tmp_path / "hf", foreign, more, num_nextn_predict_layers=1)
+    report = Import(job, str(folder)).run()
+    assert report.left_out == tuple(sorted(more)) and report.rotary == "interleaved"
+    found = load(job_store(job).url)
+    assert all(f"layers.{args.n_layers}" not in name for name in found)
+    for name, expected in foreign.weights.items():
+        assert torch.equal(torch.from_numpy(found[f"model.{name}"]), expected)
+
+
+def test_layers_behind_the_last_are_unknown_where_config_json_tells_of_none(tmp_path: Path) -> None:
+    job = _twin(tmp_path, "deepseek-v3-tiny")
+    foreign = Foreign.of(job)
+    name = f"model.layers.{foreign.args.n_layers}.enorm.weight"
+    folder = _deepseek_folder(tmp_path / "hf", foreign, {name: torch.ones(3)}, num_nextn_predict_layers=0)
+    (line,) = _refused(job, folder)
+    assert line.startswith(f"{name}: expected a name of the built-in decoder")
+
+
+def test_half_rotation_of_latent_attention_is_refused(tmp_path: Path) -> None:
+    job = _twin(tmp_path, "deepseek-v3-tiny")
+    folder = _deepseek_folder(tmp_path / "hf", Foreign.of(job), {})
+    with pytest.raises(
+        PhalanxError, match="--rotary is 'half': expected interleaved: latent attention pairs neighbours"
+    ):
+        Import(job, str(folder), Options(rotary="half"))
+
+
+def _deepseek_folder(folder: Path, foreign: Foreign, more: dict[str, torch.Tensor], **config: Any) -> Path:
+    folder.mkdir()
+    named = {name_to_hugging_face(name, "deepseek_v3"): each for name, each in foreign.weights.items()}
+    save_file({**named, **more}, folder / "model.safetensors")
+    said = {**config_to_hugging_face(foreign.args, max_position_embeddings=128), **config}
+    (folder / "config.json").write_text(json.dumps(said))
+    return folder
 
 
 def test_import_names_every_key_of_scaling_in_which_config_json_differs(tmp_path: Path) -> None:
