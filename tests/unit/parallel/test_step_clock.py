@@ -170,6 +170,14 @@ def test_wait_in_a_collective_is_communication_but_for_parts_that_have_their_own
 
 
 @pytest.mark.usefixtures("slow_waits")
+def test_of_communication_beside_computation_only_the_wait_that_is_left_counts(clock: StepClock, hands: Time) -> None:
+    with clock.counting_waits(), clock.part(Part.BACKWARD):
+        hands.passes(3.0)  # computing, while what began before is on its way
+        dist.Work.wait(None)  # type: ignore[arg-type]
+    assert clock.end_step() == StepParts.of({Part.BACKWARD: 3.0, Part.COMMUNICATION: 1.0})
+
+
+@pytest.mark.usefixtures("slow_waits")
 def test_wait_of_another_thread_is_not_communication_and_waits_are_as_before_afterwards(clock: StepClock) -> None:
     before = dist.Work.wait
     with clock.counting_waits():
