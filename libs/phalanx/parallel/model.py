@@ -52,6 +52,7 @@ from phalanx.parallel.sharding import (
 from phalanx.parallel.slots import SlotBatch, slots_of
 from phalanx.parallel.tensor import TensorSlices, apply_plan
 from phalanx.parallel.tied import copies_in
+from phalanx.parallel.whole import hold_whole, is_whole
 from phalanx.planner.job_search import model_shape, run_shape
 from phalanx.planner.stage_split import stage_layers
 from phalanx.spec import Job, Layout
@@ -115,7 +116,10 @@ class ParallelModel:
             if self.device.type == "cpu":
                 widen_linears(stage)
             prepare_blocks(stage, job.activation_checkpoint, compiled=job.compile.enable)
-        self._reductions = [self._shard(stage, job, dtype, overlap=overlap) for stage in self.stages]
+        self._is_whole = overlap and is_whole(job, layout)
+        self._replica_sums = hold_whole(self.stages, job, mesh) if self._is_whole else None
+        sharded = () if self._is_whole else self.stages
+        self._reductions = [self._shard(stage, job, dtype, overlap=overlap) for stage in sharded]
         named = [[(n, p) for n, p in s.named_parameters() if n not in copies_in(s)] for s in self.stages]
         cut = zip(self.stages, named, slices, strict=True)
         self._parts = [part for stage, each, own in cut for part in held_tensors(stage, each, own, mesh)]
@@ -269,6 +273,8 @@ class ParallelModel:
             for reductions in self._reductions:
                 if reductions is not None:
                     reductions.finish()
+            if self._replica_sums is not None:
+                self._replica_sums.finish()
         self._reshard()
         self.z_loss = self._counted(self.z_loss)
         loss = self._counted(loss) / self.loss_scale
@@ -277,7 +283,7 @@ class ParallelModel:
     def _step_without_pipeline(self, batch: SlotBatch, valid_tokens: int) -> Tensor:
         total = torch.zeros((), device=self.device)
         for number, slot in enumerate(slots_of(batch)):
-            set_micro_batch(self.stages[0], self.zero, is_last=number == batch.num_slots - 1)
+            self._begin_micro_batch(is_last=number == batch.num_slots - 1)
             with self.clock.part(Part.FORWARD):
                 loss = self._training_loss(self.stages[0](*slot.inputs, **slot.named), slot.targets, valid_tokens)
             with self.clock.part(Part.BACKWARD):
@@ -290,6 +296,12 @@ class ParallelModel:
         for reductions in self._reductions:
             if reductions is not None:
                 reductions.settle()
+
+    def _begin_micro_batch(self, *, is_last: bool) -> None:
+        if not self._is_whole:
+            set_micro_batch(self.stages[0], self.zero, is_last=is_last)
+        elif self._replica_sums is not None:
+            self._replica_sums.begin(is_last=is_last)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -337,8 +349,9 @@ class ParallelModel:
             self._tied.take_weights()
 
     def _reshard(self) -> None:
-        for stage in self.stages:
-            reshard(stage)
+        if not self._is_whole:
+            for stage in self.stages:
+                reshard(stage)
 
     def parameters(self) -> list[HeldTensor]:
         """The fp32 masters that this rank holds, on its device or offloaded in the host's memory: writing to a `local`

@@ -147,9 +147,8 @@ def reshard(root: nn.Module) -> None:
 
 
 def local_of(tensor: Tensor) -> Tensor:
-    """The plain local part of a DTensor, aliasing its storage."""
-    assert isinstance(tensor, DTensor), "fully_shard turns each parameter and gradient into a DTensor"
-    return tensor._local_tensor
+    """The plain local part of a parameter or gradient, aliasing its storage: fully_shard turns each into a DTensor."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 @dataclass(frozen=True, slots=True)

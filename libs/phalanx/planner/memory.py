@@ -29,6 +29,7 @@ from phalanx.planner.parameters import RankParameters, rank_parameters
 from phalanx.planner.replicas import held_bytes
 from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.planner.stages import PipelinePosition, num_micro_batches, positions
+from phalanx.planner.whole import holds_whole
 from phalanx.spec.layout import Layout
 
 MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
@@ -134,6 +135,8 @@ def _moments(held: RankParameters, own: int, layout: Layout, run: RunShape) -> i
 
 
 def _gathered_weights(held: RankParameters, layout: Layout, run: RunShape) -> int:
+    if holds_whole(layout, run):
+        return 0  # the masters themselves
     if run.zero < 3 or layout.pp > 1:
         return run.param_bytes * held.total
     return run.param_bytes * min(held.total, 2 * (held.block + held.block_experts) + held.ends)
@@ -143,6 +146,8 @@ def _gradients(held: RankParameters, shard: int, layout: Layout, run: RunShape, 
     """Beside the activations at their peak."""
     block = max(held.block + held.block_experts, held.ends)
     several = num_micro_batches(layout, run) > 1
+    if holds_whole(layout, run):
+        return run.reduce_bytes * shard if several else max(0, run.reduce_bytes * shard - activations)
     if layout.pp > 1 or (run.zero == 1 and several):
         return run.reduce_bytes * (held.total + block)
     buffers = (run.param_bytes + run.reduce_bytes) * block

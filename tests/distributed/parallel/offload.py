@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from parity import gradient_norm, layout_of, make_job, slot_batch
-from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, fully_shard
 
 from phalanx.gang.context import RankContext
 from phalanx.gang.rendezvous import init_process_group
@@ -64,7 +64,9 @@ def _trained(job: Job, world_size: int) -> tuple[list[torch.Tensor], bool]:
 
 
 def _offloads(stage: torch.nn.Module) -> bool:
-    groups = [fully_shard.state(inner)._fsdp_param_group for inner in (stage, *stage.layers.values())]
+    """A stage that is kept whole was not given to torch's fully_shard at all."""
+    sharded = [inner for inner in (stage, *stage.layers.values()) if isinstance(inner, FSDPModule)]
+    groups = [fully_shard.state(inner)._fsdp_param_group for inner in sharded]
     found = {isinstance(group.offload_policy, CPUOffloadPolicy) for group in groups if group is not None}
-    assert len(found) == 1, "all blocks alike"
-    return found.pop()
+    assert len(found) == 1 or not sharded, "all blocks alike"
+    return any(found)

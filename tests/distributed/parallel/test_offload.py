@@ -25,6 +25,7 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
     2: {
         **{f"dp2_zero{zero}": _case(zero=zero) for zero in (1, 2, 3)},
         "replicate2": _case(dp_replicate=2),
+        "replicate2_zero1": _case(dp_replicate=2, zero=1),
         "tp2": _case(tp=2),
         "cp2": _case(cp=2),
         "pp2": _case(pp=2),

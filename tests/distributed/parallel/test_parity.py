@@ -100,6 +100,7 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "dp2_recompute": _case(recompute="full"),
         "dp2_tied": _case("tied"),
         "replicate2": _case(dp_replicate=2),
+        "replicate2_zero1": _case(dp_replicate=2, zero=1),
         "tp2": _case(tp=2),
         "tp2_tied": _case("tied", tp=2),
         "tp2_qwen": _case("qwen", tp=2),
