@@ -83,7 +83,7 @@ class ReplicaSums:
         self._is_armed = False
         for bucket in self._buckets:
             for parameter in bucket.parameters:
-                parameter.register_post_accumulate_grad_hook(self._made)
+                parameter.register_post_accumulate_grad_hook(self._made)  # type: ignore[no-untyped-call]
 
     def begin(self, *, is_last: bool) -> None:
         """Before the backward of a micro-batch."""
