@@ -1,18 +1,20 @@
-"""Memory of a reading process over 20 epochs: proportional set size after each, which counts mapped pages too.
+"""Memory of a reading process over 20 epochs: proportional set size after each, which counts mapped pages too. From
+local disk, or with `--endpoint` from an S3 server (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY set).
 
-python benchmarks/data/memory.py FOLDER [--shards 6] [--epochs 20]
+python benchmarks/data/memory.py FOLDER [--endpoint URL] [--shards 6] [--epochs 20]
 """
 
 from __future__ import annotations
 
 import argparse
 import re
+import uuid
 from pathlib import Path
 
 import numpy as np
 from corpus import BATCH, SEQ_LEN, flat_tokens, machine, order_of, write_split
 
-from phalanx.objects import open_store
+from phalanx.objects import ObjectStore, StorageSettings, open_store
 from phalanx.stream import WindowReader, open_split
 
 
@@ -23,13 +25,24 @@ def pss_mb() -> float:
     return int(found[1]) * 1024 / 1e6
 
 
+def on_s3(endpoint: str) -> ObjectStore:
+    """A folder of a new bucket."""
+    import boto3
+
+    bucket = f"bench-{uuid.uuid4().hex[:8]}"
+    boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket=bucket)
+    return open_store(f"s3://{bucket}/split", StorageSettings(endpoint=endpoint))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
+    parser.add_argument("--endpoint")
     parser.add_argument("--shards", type=int, default=6)
     parser.add_argument("--epochs", type=int, default=20)
     options = parser.parse_args()
-    store = open_store(f"file://{options.folder.absolute()}/split-{options.shards}")
+    local = f"file://{options.folder.absolute()}/split-{options.shards}"
+    store = on_s3(options.endpoint) if options.endpoint else open_store(local)
     write_split(store, flat_tokens(options.folder, options.shards))
     split = open_split(store)
     count = split.num_tokens // SEQ_LEN // BATCH
