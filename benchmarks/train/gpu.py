@@ -1,8 +1,11 @@
-"""A 1-billion-class decoder on one GPU: tokens/s, MFU (docs/mfu.md) and memory of `phalanx run` by attention kernel,
-and beside it a bare PyTorch loop, in bf16 and, where torchao is installed, with fp8 products.
+"""A 1-billion-class decoder on one GPU: tokens/s, MFU (docs/mfu.md) and memory of `phalanx run` with compiled layers,
+and beside it a bare PyTorch loop, both in bf16 and, where torchao is installed, with fp8 products; of torchtitan's
+trainer, where that is installed here or in .venv-peers; and of each attention kernel without compilation. Then the
+ratios: of Phalanx to the bare loop and to torchtitan, of fp8 to bf16.
 
 Needs torch with CUDA and this repository, nothing else; under 8 minutes: what has not begun by then is left out, and
-said so. `--device cpu` runs a tiny model through the same commands, to see that they work; its figures say nothing.
+said so. `--device cpu` runs a tiny model through the same commands, uncompiled, to see that they work; its figures say
+nothing.
 
 OMP_NUM_THREADS=8 python benchmarks/train/gpu.py FOLDER [--steps 20] [--windows 4] [--json FILE]
 """
@@ -16,14 +19,14 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from loop import step_s, steps_of
+from loop import PEERS_PYTHON, meeting, step_s, steps_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 
@@ -54,6 +57,7 @@ train = "file://{folder}/split"
 document_mask = false
 [training]
 seq_len = {seq_len}
+float8_recipe = "{recipe}"
 steps = {steps}
 global_batch_size = {windows}
 [optimizer]
@@ -111,7 +115,7 @@ class Bench:
         shown_mfu = "unknown" if found["mfu"] is None else f"{found['mfu']:.1%}"
         print(f"{name}: {rate:,.0f} tokens/s, MFU {shown_mfu}, {peak[0]:.1f} GiB, {took_s:.4f} s a step", flush=True)
 
-    def phalanx(self, kernel: str, *, compiled: bool) -> float:
+    def phalanx(self, kernel: str, *, compiled: bool, recipe: str = "none") -> float:
         """Seconds of the median step of `phalanx run`."""
         run = uuid.uuid4().hex[:8]
         path = self._folder / f"{run}.toml"
@@ -122,6 +126,7 @@ class Bench:
                 kernel=kernel,
                 model="\n".join(f"{key} = {value}" for key, value in self.model.items()),
                 seq_len=self.seq_len,
+                recipe=recipe,
                 steps=self._options.steps,
                 windows=self._options.windows,
                 compile=str(compiled).lower(),
@@ -133,12 +138,22 @@ class Bench:
 
     def bare(self, precision: str) -> float:
         """Seconds of the median step of gpu_bare.py."""
+        script = str(Path(__file__).with_name("gpu_bare.py"))
+        return step_s(steps_of([sys.executable, script, *self._settings(), precision], {}, "step "))
+
+    def torchtitan(self, python: str) -> float:
+        """Seconds of the median step of torchtitan_peer.py."""
+        script = str(Path(__file__).with_name("torchtitan_peer.py"))
+        settings, tokens, device = self._settings()
+        command = [python, script, settings, tokens, "-", device]
+        return step_s(steps_of(command, meeting(1)[0], "step "))
+
+    def _settings(self) -> tuple[str, str, str]:
+        """What the other loops are told: a file that says what is trained, the tokens, the device."""
         path = self._folder / f"{uuid.uuid4().hex[:8]}.json"
         given = {"model": self.model, "seq_len": self.seq_len, "batch": self._options.windows}
         path.write_text(json.dumps({**given, "steps": self._options.steps}))
-        script = str(Path(__file__).with_name("gpu_bare.py"))
-        command = [sys.executable, script, str(path), str(self._folder / "tokens.bin")]
-        return step_s(steps_of([*command, self._options.device, precision], {}, "step "))
+        return str(path), str(self._folder / "tokens.bin"), self._options.device
 
     def _mfu(self, tokens_per_s: float) -> float | None:
         gpu = _gpu_kind() if self._options.device == "cuda" else None
@@ -197,26 +212,52 @@ def main() -> None:
     bench.prepare()
     where = torch.cuda.get_device_name(0) if options.device == "cuda" else "cpu"
     print(f"{where}; {machine()}; torch {torch.__version__}", flush=True)
-    for kernel in ("sdpa", "flex", "varlen") if options.device == "cuda" else ("sdpa", "varlen"):
-        bench.row(f"phalanx, {kernel}", lambda kernel=kernel: bench.phalanx(kernel, compiled=False))
-    bench.row("phalanx, sdpa, compiled", lambda: bench.phalanx("sdpa", compiled=True))
-    bench.row("bare loop, bf16, compiled", lambda: bench.bare("bf16"))
-    if subprocess.run([sys.executable, "-c", "import torchao"], capture_output=True, check=False).returncode:
-        print("bare loop, fp8: torchao is not installed", flush=True)
-    else:
-        bench.row("bare loop, fp8, compiled", lambda: bench.bare("fp8"))
-    speeds = {row["row"]: row["step_s"] for row in bench.rows if "step_s" in row}
-    ours, bare, fp8 = (
-        speeds.get(f"{side}, compiled") for side in ("phalanx, sdpa", "bare loop, bf16", "bare loop, fp8")
-    )
-    if ours and bare:
-        print(f"speed / bare loop: {bare / ours:.3f}", flush=True)
-    if bare and fp8:
-        print(f"fp8 / bf16 of the bare loop: {bare / fp8:.3f}", flush=True)
+    measure(bench, options.device)
+    tell_ratios({row["row"]: row["step_s"] for row in bench.rows if "step_s" in row})
     if options.json:
         options.json.write_text(json.dumps({"device": where, "rows": bench.rows}, indent=1))
     if any("failed" in row for row in bench.rows):
         raise SystemExit(1)
+
+
+def measure(bench: Bench, device: str) -> None:
+    """All rows, those that ratios are of first."""
+    compiled = device == "cuda"
+    bench.row("phalanx", lambda: bench.phalanx("sdpa", compiled=compiled))
+    bench.row("bare loop", lambda: bench.bare("bf16"))
+    if can_import(sys.executable, "torchao"):
+        bench.row("phalanx, fp8", lambda: bench.phalanx("sdpa", compiled=compiled, recipe="tensorwise"))
+        bench.row("bare loop, fp8", lambda: bench.bare("fp8"))
+        bench.row("phalanx, fp8 by row", lambda: bench.phalanx("sdpa", compiled=compiled, recipe="rowwise"))
+    else:
+        print("fp8: torchao is not installed", flush=True)
+    pythons = [python for python in (sys.executable, PEERS_PYTHON) if can_import(python, "torchtitan")]
+    if pythons:
+        bench.row("torchtitan", lambda: bench.torchtitan(pythons[0]))
+    else:
+        print("torchtitan is not installed", flush=True)
+    for kernel in ("sdpa", "flex", "varlen") if device == "cuda" else ("varlen",):
+        bench.row(f"phalanx, {kernel}, eager", lambda kernel=kernel: bench.phalanx(kernel, compiled=False))
+
+
+def can_import(python: str, module: str) -> bool:
+    """Whether an interpreter, if it is there at all, has a module."""
+    find = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({module!r}) is None)"
+    return Path(python).exists() and not subprocess.run([python, "-c", find], check=False).returncode
+
+
+def tell_ratios(step_s: Mapping[str, float]) -> None:
+    """Of each pair of rows that were both measured. step_s: by row."""
+    for words, slower, faster in (
+        ("speed / bare loop", "bare loop", "phalanx"),
+        ("speed / bare loop, both in fp8", "bare loop, fp8", "phalanx, fp8"),
+        ("speed / torchtitan", "torchtitan", "phalanx"),
+        ("fp8 / bf16", "phalanx", "phalanx, fp8"),
+        ("fp8 by row / bf16", "phalanx", "phalanx, fp8 by row"),
+        ("fp8 / bf16 of the bare loop", "bare loop", "bare loop, fp8"),
+    ):
+        if slower in step_s and faster in step_s:
+            print(f"{words}: {step_s[slower] / step_s[faster]:.3f}", flush=True)
 
 
 if __name__ == "__main__":

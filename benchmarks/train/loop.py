@@ -1,13 +1,14 @@
 """Steps of `phalanx run` beside other loops with the same model, batch and number of ranks: a hand-written PyTorch loop
-(bare.py), and the trainers of Hugging Face and Lightning (transformers_peer.py, lightning_peer.py).
+(bare.py), and the trainers of Hugging Face, Lightning and torchtitan (transformers_peer.py, lightning_peer.py,
+torchtitan_peer.py).
 
 All print a line a step, and the time from line to line counts: everything a run does between two steps is in it (for
 Phalanx the wait for data, the agreement of all ranks, step records with a digest of every window, metrics). Runs are
 interleaved; of each the median step behind the first `WARM` counts. Ranks replicate the weights on all sides
 (`dp_replicate`, DistributedDataParallel). The other projects' trainers run in .venv-peers (`make setup-test`).
 
-OMP_NUM_THREADS=1 python benchmarks/train/loop.py FOLDER [--against bare transformers lightning] [--ranks 1 2]
-    [--steps 30] [--rounds 3] [--json FILE]
+OMP_NUM_THREADS=1 python benchmarks/train/loop.py FOLDER [--against bare transformers lightning torchtitan]
+    [--ranks 1 2] [--steps 30] [--rounds 3] [--json FILE]
 """
 
 from __future__ import annotations
@@ -43,14 +44,15 @@ MODEL = {
 }
 DEADLINE_S = 600.0
 _ROOT = Path(__file__).resolve().parents[2]
-_PEERS_PYTHON = str(_ROOT / ".venv-peers" / "bin" / "python")
-_IMPORTS = os.pathsep.join(str(_ROOT / name) for name in ("libs", "services"))  # of the model, which is ours
+PEERS_PYTHON = str(_ROOT / ".venv-peers" / "bin" / "python")
+IMPORTS = os.pathsep.join(str(_ROOT / name) for name in ("libs", "services"))  # of the model, which is ours
 PEERS = {
     "bare": (sys.executable, "bare.py"),
-    "transformers": (_PEERS_PYTHON, "transformers_peer.py"),
-    "lightning": (_PEERS_PYTHON, "lightning_peer.py"),
+    "transformers": (PEERS_PYTHON, "transformers_peer.py"),
+    "lightning": (PEERS_PYTHON, "lightning_peer.py"),
+    "torchtitan": (PEERS_PYTHON, "torchtitan_peer.py"),
 }
-TARGETS = {"bare": 0.98, "transformers": 1.0, "lightning": 1.0}
+TARGETS = {"bare": 0.98, "transformers": 1.0, "lightning": 1.0, "torchtitan": 1.0}
 
 JOB = """
 [job]
@@ -130,13 +132,7 @@ def theirs(peer: str, folder: Path, ranks: int, steps: int) -> float:
     python, script = PEERS[peer]
     command = [python, str(Path(__file__).with_name(script)), str(settings), str(folder / "tokens.bin")]
     command.append(str(folder / f"{run}-rendezvous"))
-    meeting = {
-        "PYTHONPATH": _IMPORTS,
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    environs = [{"RANK": str(rank), "LOCAL_RANK": str(rank), **meeting} for rank in range(ranks)]
+    environs = meeting(ranks)
     others = [
         subprocess.Popen(command, env=os.environ | environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for environ in environs[1:]
@@ -146,6 +142,17 @@ def theirs(peer: str, folder: Path, ranks: int, steps: int) -> float:
         if other.wait(DEADLINE_S):
             raise SystemExit(f"a rank of {script} ended with {other.returncode}")
     return found
+
+
+def meeting(ranks: int) -> list[dict[str, str]]:
+    """What the environment of each rank of another project's trainer says."""
+    common = {
+        "PYTHONPATH": os.pathsep.join(filter(None, (IMPORTS, os.environ.get("PYTHONPATH")))),
+        "WORLD_SIZE": str(ranks),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **common} for rank in range(ranks)]
 
 
 def free_port() -> int:

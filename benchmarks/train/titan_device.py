@@ -1,0 +1,60 @@
+"""The device that torchtitan's modules take by its name when they are imported: import this before any of them.
+
+On CPUs torchtitan takes "cuda", since torch has no accelerator there. Then it is told the device, and what of one it
+asks for that CPUs don't have.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch._inductor.compile_fx  # looks for triton, which must not be there yet
+import torch._utils
+
+NAME = sys.argv[4] if len(sys.argv) > 4 else "cpu"
+
+
+class _CpuModule(SimpleNamespace):
+    """torch.cpu with what torchtitan asks torch.cuda for."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(torch.cpu, name)
+
+
+def _take_cpu() -> None:
+    cpu = _CpuModule(
+        current_device=lambda: 0,
+        get_device_name=lambda _device: "cpu",
+        get_device_properties=lambda _device: SimpleNamespace(total_memory=1),
+        memory_stats=lambda _device: {},
+        reset_peak_memory_stats=lambda: None,
+        empty_cache=lambda: None,
+    )
+    torch._utils._get_available_device_type = lambda: "cpu"
+    torch._utils._get_device_module = lambda _device_type: cpu
+
+
+@contextmanager
+def _triton() -> Iterator[None]:
+    """Its mixture of experts imports triton, which torch for CPUs comes without; nothing here runs it."""
+    if importlib.util.find_spec("triton") is not None:
+        yield
+        return
+    triton, language = ModuleType("triton"), ModuleType("triton.language")
+    triton.jit, triton.language, language.constexpr = lambda kernel: kernel, language, int  # type: ignore[attr-defined]
+    sys.modules |= {"triton": triton, "triton.language": language}
+    yield
+    del sys.modules["triton"], sys.modules["triton.language"]
+
+
+if NAME == "cpu":
+    _take_cpu()
+with _triton():
+    importlib.import_module("torchtitan.components.quantization")
