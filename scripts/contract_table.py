@@ -111,7 +111,7 @@ def _latents(latents: ModuleType, parity: ModuleType) -> Iterator[str]:
         f"`{_test(latents, 'every_layout_of_latent')}`. Models: {named}."
     )
     yield from _table(words, latents.TABLE, parity._case())
-    yield from _table(f"Compiled, by `{_test(latents, 'compiled_blocks')}`:", {2: latents.COMPILED}, parity._case())
+    yield from _table(f"Compiled, by `{_test(latents, 'compiled_blocks')}`:", {1: latents.COMPILED}, parity._case())
 
 
 def _float8(float8: ModuleType, parity: ModuleType) -> Iterator[str]:

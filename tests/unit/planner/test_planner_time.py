@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 from phalanx.core.errors import PhalanxError
 from phalanx.planner import ModelShape, RunShape
 from phalanx.planner.calibration import Calibration
+from phalanx.planner.compute import PRECISIONS, Chip
 from phalanx.planner.flops import token_flops
-from phalanx.planner.layer import seen
+from phalanx.planner.layer import Place, _context_traffic, _shapes, seen
 from phalanx.planner.network import cluster
+from phalanx.planner.shape import LatentAttention
 from phalanx.planner.software import software, speed
 from phalanx.planner.time import Configuration, step_time, tokens_per_s_per_gpu
 from phalanx.spec import Layout
@@ -161,3 +163,33 @@ def test_less_between_replicas_costs_less_time_on_a_slow_network():
     assert found["rounds"] < found["local"]
     within = step_time(replace(having(layout=Layout(dp_shard=8), compression="onebit_adam"), cluster=where)).data_s
     assert found["signs"] > within > 0
+
+
+CHIP = Chip(CONFIG.cluster.gpu, CONFIG.software, PRECISIONS["bf16"])
+LATENT = LatentAttention(query_rank=1536, kv_rank=512, plain_dim=128, rotary_dim=64, value_dim=128)
+
+
+def test_gathering_latents_costs_what_their_width_is_of_that_of_keys_and_values():
+    """All of it seen: on ranks that compute nothing beside it the network's share of the time is its bytes'."""
+    layout = Layout(cp=8, dp_shard=8)
+    shape = {"n_heads": 128, "n_kv_heads": 128, "head_width": 192}
+    times = []
+    for model in (replace(LLAMA_8B, **shape), replace(LLAMA_8B, **shape, latent=LATENT)):
+        place = Place(model, layout, replace(RUN, seq_len=16_384), CONFIG.cluster, CHIP)
+        times.append(_context_traffic(place, 0.0))
+    assert times[1] < times[0] / 30, "576 elements a token, not 49,152"
+    dealt = replace(RUN, seq_len=16_384, cp_comm_type="a2a")
+    place = Place(replace(LLAMA_8B, **shape, latent=LATENT), layout, dealt, CONFIG.cluster, CHIP)
+    assert _context_traffic(place, 0.0) > times[1], "heads are wider than latents"
+
+
+def test_keys_and_values_of_the_window_are_made_from_latents_on_every_rank_that_gathers_them():
+    model = replace(LLAMA_8B, n_heads=128, n_kv_heads=128, head_width=192, latent=LATENT)
+    rows = {}
+    for kind in ("all_gather", "a2a"):
+        run = replace(RUN, seq_len=16_384, cp_comm_type=kind)
+        place = Place(model, Layout(cp=8, dp_shard=8, tp=2), run, CONFIG.cluster, CHIP)
+        (wide,) = [each for each in _shapes(place, dense=True) if each[3] == 512]
+        rows[kind] = wide[1]
+        assert wide[2] == 128 * 256 / 2
+    assert rows == {"all_gather": 16_384, "a2a": 2048}
