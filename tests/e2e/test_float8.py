@@ -1,11 +1,14 @@
-"""Whole runs in fp8: checkpoints go from bfloat16 to fp8 and back."""
+"""Whole runs in fp8: they learn what a run in bfloat16 learns, and checkpoints go from one to the other and back."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
+import pytest
+from numpy.typing import NDArray
 from support.float8_reference import require_torchao
-from support.jobs import run_here, write_job
+from support.jobs import losses_of, run_here, write_job
 
 from phalanx.gang import ForkServer
 from phalanx.lineage import Lineage
@@ -16,6 +19,38 @@ from phalanx.trainer.places import job_store
 from phalanx.trainer.preflight import Origin, prepare
 
 require_torchao()
+pytestmark = pytest.mark.timeout(400)  # the run in bfloat16 counts to the first test
+
+STEPS = 64
+# Of the loss beside bfloat16's at each step, and of the mean of the last ten.
+STEP_BOUND, END_BOUND = 0.02, 0.01
+
+
+def _losses(folder: Path, corpus: str, server: ForkServer, recipe: str) -> NDArray[np.float64]:
+    """Of a run of the demo's model, step by step."""
+    path = write_job(folder, corpus, steps=STEPS, nproc=1)
+    keys = ("model.preset=demo", "training.mixed_precision_param=bfloat16", f"training.float8_recipe={recipe}")
+    more = (f"lr_scheduler.total_steps={STEPS}", f"checkpoint.interval={STEPS}", "parallel.local_batch_size=8")
+    run = run_here(path, server, *keys, *more)
+    assert run.outcome is not None and run.outcome.ok, run.events
+    return np.array([loss for _, loss in sorted(losses_of(path).items())])
+
+
+@pytest.fixture(scope="module")
+def plain(corpus: str, server: ForkServer, tmp_path_factory: pytest.TempPathFactory) -> NDArray[np.float64]:
+    """Losses in bfloat16."""
+    return _losses(tmp_path_factory.mktemp("plain"), corpus, server, "none")
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise"])
+def test_run_in_fp8_learns_what_one_in_bfloat16_learns(
+    corpus: str, server: ForkServer, tmp_path: Path, plain: NDArray[np.float64], recipe: str
+) -> None:
+    found = _losses(tmp_path, corpus, server, recipe)
+    assert len(found) == len(plain) == STEPS and plain[-10:].mean() < 0.6 * plain[0], "the run learns"
+    apart = np.abs(found - plain) / plain
+    assert 0 < apart.max() < STEP_BOUND
+    assert abs(found[-10:].mean() / plain[-10:].mean() - 1) < END_BOUND
 
 
 def test_checkpoint_goes_from_bfloat16_to_fp8_and_back(corpus: str, server: ForkServer, tmp_path: Path) -> None:

@@ -55,6 +55,16 @@ def test_product_and_its_gradients_have_the_bits_of_torchs_own_casts(recipe: str
         assert 1e-3 < (mine.float() - wide.float()).norm() / wide.float().norm() < 0.08
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_compiled_product_and_its_gradients_have_the_same_bits(recipe: str) -> None:
+    multiply = Float8Product.of(recipe, CPU)
+    given = _drawn(2, 16, 64, seed=1), _drawn(48, 64, seed=2, std=0.1), _drawn(2, 16, 48, seed=3, std=1e-4)
+    compiled = torch.compile(lambda x, weight: multiply(x, weight))
+    for mine, other in zip(_results(compiled, *given), _results(multiply, *given), strict=True):
+        assert torch.equal(mine, other)
+
+
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("value", [0.0, 1e-30, 1e30])
 def test_extreme_values_stay_finite(recipe: str, value: float) -> None:
