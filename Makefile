@@ -7,6 +7,8 @@ MINISTACK := .venv-ministack
 MINISTACK_STAMP := $(MINISTACK)/.installed
 PEERS := .venv-peers
 PEERS_STAMP := $(PEERS)/.installed
+# What the generated layouts came to, from which docs/layouts.md has its table.
+OUTCOMES := build/layouts.jsonl
 export OMP_NUM_THREADS := 1
 
 .PHONY: help setup setup-test demo test test-all lint types imports proto api api-baseline unit service browser distributed infra e2e chaos readme wheel-test clean
@@ -46,7 +48,9 @@ demo: setup
 test: lint types imports proto e2e service unit chaos distributed readme browser
 
 test-all: lint types imports proto setup-test
-	$(BIN)/pytest tests -m "long or not long" $(ARGS)
+	@mkdir -p build && rm -f $(OUTCOMES)
+	PHALANX_LAYOUT_OUTCOMES=$(CURDIR)/$(OUTCOMES) $(BIN)/pytest tests -m "long or not long" $(ARGS); status=$$?; \
+		test ! -e $(OUTCOMES) || $(BIN)/python scripts/layout_table.py $(OUTCOMES) || exit 1; exit $$status
 
 lint: setup-test
 	$(BIN)/ruff check .

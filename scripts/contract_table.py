@@ -98,6 +98,8 @@ def _experts(experts: ModuleType, parity: ModuleType) -> Iterator[str]:
         f"by `{_test(experts, 'every_layout_of_experts')}`. Models: {named}."
     )
     yield from _table(words, experts.TABLE, parity._case())
+    compiled = f"Compiled blocks around experts, by `{_test(experts, 'compiled_blocks_of_experts')}`:"
+    yield from _table(compiled, {2: experts.COMPILED}, parity._case())
 
 
 def _latents(latents: ModuleType, parity: ModuleType) -> Iterator[str]:

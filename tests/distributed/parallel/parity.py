@@ -7,7 +7,7 @@ The reference is the plain decoder in the test's own process: no sharding, no sl
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
@@ -69,11 +69,11 @@ def layout_of(job: Job, world_size: int) -> Layout:
     return Layout(dp_shard=world_size // math.prod(sizes.values()), **sizes, ep=job.parallel.ep)
 
 
-def windows(vocab_size: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+def windows(vocab_size: int, seed: int = SEED) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Tokens, targets, positions, documents, int64 [NUM_WINDOWS, SEQ_LEN]: two documents a window, some targets not
     counted.
     """
-    drawn = torch.randint(0, vocab_size, (NUM_WINDOWS, SEQ_LEN + 1), generator=torch.Generator().manual_seed(SEED))
+    drawn = torch.randint(0, vocab_size, (NUM_WINDOWS, SEQ_LEN + 1), generator=torch.Generator().manual_seed(seed))
     tokens, targets = drawn[:, :-1].clone(), drawn[:, 1:].clone()
     boundary = torch.arange(NUM_WINDOWS)[:, None] + 3
     index = torch.arange(SEQ_LEN).expand(NUM_WINDOWS, -1)
@@ -130,14 +130,20 @@ def slot_batch(
     tokens. shift: by how many the windows of the batch are rolled.
     """
     whole_batch = tuple(field.roll(shift, 0) for field in windows(vocab_size))
-    num_slots = -(-NUM_WINDOWS // (dp_size * local))
+    return dealt(whole_batch, dp_rank, dp_size, local, divisor), int((whole_batch[1] != -100).sum())
+
+
+def dealt(whole_batch: Sequence[Tensor], dp_rank: int, dp_size: int, local: int, divisor: int) -> SlotBatch:
+    """A dp rank's slots of the fields of `windows`, of any number of windows."""
+    num_windows = len(whole_batch[0])
+    num_slots = -(-num_windows // (dp_size * local))
     num_slots = -(-num_slots // divisor) * divisor
     rows = [(slot * dp_size + dp_rank) * local + i for slot in range(num_slots) for i in range(local)]
-    surplus = torch.tensor([row >= NUM_WINDOWS for row in rows])
-    fields = [tensor[[row % NUM_WINDOWS for row in rows]] for tensor in whole_batch]
+    surplus = torch.tensor([row >= num_windows for row in rows])
+    fields = [tensor[[row % num_windows for row in rows]] for tensor in whole_batch]
     for tensor, value in zip(fields, (0, -100, 0, 0), strict=True):
         tensor[surplus] = value
-    return SlotBatch(*fields, num_slots=num_slots), int((whole_batch[1] != -100).sum())
+    return SlotBatch(*fields, num_slots=num_slots)
 
 
 def run_table(context: RankContext) -> None:

@@ -75,7 +75,7 @@ def run_case(case: Mapping[str, Any], path: str) -> dict[str, Any]:
         row["bytes"].append(replicas.take_bytes(step, STEPS))
         row["norms"].append(math.sqrt(sum(norm**2 for norm in norms) / len(norms)))
     row["held_bytes"] = _all_ranks(sum(4 * each.local.numel() for each in model.parameters()))
-    _write([*model.parameters(), *optimizer.state()], path)
+    write_whole([*model.parameters(), *optimizer.state()], path)
     return row
 
 
@@ -85,7 +85,7 @@ def _all_ranks(value: int) -> int:
     return int(total)
 
 
-def _write(held: Sequence[HeldTensor], path: str) -> None:
+def write_whole(held: Sequence[HeldTensor], path: str) -> None:
     """Rank 0 writes all tensors whole; NaN where two holders of an element differ by a bit."""
     gathered: list[Any] = [None] * dist.get_world_size()
     dist.gather_object(list(held), gathered if dist.get_rank() == 0 else None)

@@ -77,6 +77,14 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "pp2_ep2": _of("deepseek", _pipeline("1f1b", pp=2, ep=2)),
         "pp2_ep2_zbv": _of("mixtral", _pipeline("zbv", pp=2, ep=2)),
     },
+    8: {
+        "pp2_dp2_tp2_ep2": _of("deepseek", _pipeline("interleaved_1f1b", pp=2, tp=2, ep=2)),
+        "hsdp_tp2_ep2": _of("mixtral", _case(dp_replicate=2, tp=2, ep=2)),
+    },
+}
+COMPILED = {
+    "ep2": _of("mixtral", _case(ep=2)) | {"compile": True},
+    "ep2_recompute": _of("deepseek", _case(ep=2, zero=1, recompute="full")) | {"compile": True},
 }
 
 
@@ -94,3 +102,10 @@ def test_every_layout_of_experts_gives_loss_gradients_and_counts_of_one_process(
     fork_server: ForkServer, references: dict[str, str], world_size: int, names: list[str]
 ) -> None:
     _check_table(fork_server, references, world_size, {name: TABLE[world_size][name] for name in names})
+
+
+@pytest.mark.long
+def test_compiled_blocks_of_experts_give_loss_gradients_and_counts_of_one_process(
+    fork_server: ForkServer, references: dict[str, str]
+) -> None:
+    _check_table(fork_server, references, 2, COMPILED)

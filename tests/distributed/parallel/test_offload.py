@@ -31,9 +31,14 @@ CASES: dict[int, dict[str, dict[str, Any]]] = {
         "pp2": _case(pp=2),
         "pp2_tied": _case("tied", pp=2),
         "dp2_experts": _case("experts"),
+        "ep2": _case("experts", ep=2),
         "pp2_zbv": _case(pp=2, schedule="zbv", stages_per_rank=2, zero=1),
     },
-    4: {"hsdp": _case(dp_replicate=2), "hsdp_tp2_bf16": _case(dp_replicate=2, tp=2, dtype="bfloat16")},
+    4: {
+        "hsdp": _case(dp_replicate=2),
+        "hsdp_tp2_bf16": _case(dp_replicate=2, tp=2, dtype="bfloat16"),
+        "hsdp_ep2": _case("experts", dp_replicate=2, ep=2),
+    },
 }
 
 

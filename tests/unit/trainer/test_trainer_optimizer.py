@@ -9,7 +9,7 @@ import torch
 
 from phalanx.core.box import Box, HeldTensor, whole
 from phalanx.spec import Job, parse_job
-from phalanx.trainer.optimizer import Optimizer, new_state
+from phalanx.trainer.optimizer import Optimizer, clip, new_state
 
 LR, DECAY = 0.1, 0.1
 IMPLEMENTATIONS = ("fused", "foreach", "for-loop")
@@ -107,3 +107,23 @@ def test_weight_decay_acts_on_the_named_parameters_alone(decayed: str, expected:
     assert changed == expected
     for each in held:
         assert each.name not in changed or torch.allclose(each.local, torch.tensor(1 - LR * DECAY))
+
+
+@pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e6])
+def test_pieces_are_clipped_as_torch_clips_the_whole(max_norm: float) -> None:
+    """Pieces of one rank in several meshes: halves, thirds, none of a tensor's rows, and what doesn't train."""
+    generator = torch.Generator().manual_seed(3)
+    whole_gradients = [torch.randn(shape, generator=generator) for shape in ((6, 4), (9, 2), (5,), (2, 3, 4))]
+    parameters = [torch.nn.Parameter(torch.zeros_like(each)) for each in whole_gradients]
+    for parameter, gradient in zip(parameters, whole_gradients, strict=True):
+        parameter.grad = gradient.clone()
+    norm = torch.nn.utils.get_total_norm([each.grad for each in parameters if each.grad is not None])
+    if max_norm:
+        torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
+    places = (slice(0, 3), slice(6, 9), slice(5, 5), slice(1, 2))
+    pieces = [gradient[place].clone() for gradient, place in zip(whole_gradients, places, strict=True)]
+    clip([*pieces, None], float(norm), max_norm)
+    for piece, parameter, place in zip(pieces, parameters, places, strict=True):
+        assert parameter.grad is not None
+        torch.testing.assert_close(piece, parameter.grad[place], rtol=1e-6, atol=0)
+    assert (float(torch.stack([each.norm() for each in pieces]).norm()) < 1.0) == (max_norm == 1.0)
