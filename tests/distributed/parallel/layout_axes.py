@@ -23,6 +23,9 @@ MOST_RANKS = 8
 SEQ_LEN, VOCAB_SIZE, LEAST_LAYERS = 16, 96, 3
 # Below every gradient norm of the runs, so that each step is clipped.
 MAX_NORM = 0.25
+# Large enough that an update of a weight whose gradient is next to nothing is next to nothing: with the usual 1e-8 what
+# AdamW divides by is rounding there, and one process that takes its windows in another order differs by 3e-5 from itself.
+EPS = 1e-3
 # Over the small decoder of `job_of`. The loss of balance weighs enough that what is wrong in it shows.
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"ffn_dim": 48},
@@ -122,7 +125,7 @@ def tables_of(choice: Mapping[str, Value]) -> dict[str, Any]:
             "mixed_precision_param": choice["precision"],
             "mixed_precision_reduce": choice["reduce"],
         },
-        "optimizer": {"lr": 1e-3, "implementation": choice["implementation"]},
+        "optimizer": {"lr": 3e-3, "eps": EPS, "implementation": choice["implementation"]},
         "parallel": placed,
         "activation_checkpoint": {"mode": mode, **({"every": int(every)} if every else {})},
         "loss": {"chunk_tokens": choice["chunk_tokens"], "z_loss": choice["z_loss"]},

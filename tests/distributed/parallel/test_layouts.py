@@ -93,28 +93,28 @@ def _check(fork_server: ForkServer, folder: Path, world_size: int, numbers: list
 def _problems(narrow: bool, measured: Mapping[str, Any]) -> Iterable[str]:
     """Where five steps are not those of one process.
 
-    After the first update the weights are equal within rounding only, and so are the gradients: of those the vector of
-    all is compared, as parameters that barely matter have gradients near zero. In 16 bits a token may choose another
-    expert, whose gradients then differ: where one did, the first step's are compared as one vector too.
+    In 16 bits weights are equal at first only, and so gradients are compared in the first step; where a token chose
+    another expert in it, whose gradients then differ, all gradients as one vector.
     """
     loss_bound, bound = (BF16_LOSS_BOUND, BF16_GRADIENT_BOUND) if narrow else (FP32_BOUND, FP32_BOUND)
     if not measured["weights_equal"]:
         yield "initial weights differ"
     if any(measured["moved"]) and not narrow:
         yield f"tokens of the experts differ: {measured['moved']}"
-    for step, loss in enumerate(measured["losses"]):
+    for step, (loss, norm) in enumerate(zip(measured["losses"], measured["norms"], strict=True)):
         if not loss <= loss_bound:
             yield f"loss of step {step} off by {loss:.1e}"
-    for step, norm in enumerate(measured["norms"]):
         if not norm <= bound:
             yield f"gradient norm of step {step} off by {norm:.1e}"
-    steps = measured["whole"][:1] if narrow else measured["whole"]
-    for step, error in enumerate(steps):
+    compared = 1 if narrow else len(measured["losses"])
+    for step, whole in enumerate(measured["whole"][:compared]):
+        if not whole <= bound:
+            yield f"gradients of step {step} off by {whole:.1e}"
+    if narrow and any(measured["moved"][:1]):
+        return
+    for step, (error, name) in enumerate(measured["worst"][:compared]):
         if not error <= bound:
-            yield f"gradients of step {step} off by {error:.1e}"
-    error, name = measured["worst"][0]
-    if not (narrow and any(measured["moved"][:1])) and not error <= bound:
-        yield f"first gradient of {name} off by {error:.1e}"
+            yield f"gradient of {name} in step {step} off by {error:.1e}"
 
 
 def _tell(
@@ -125,7 +125,7 @@ def _tell(
     told = {
         "number": number,
         "row": [row[axis] for axis in AXES],
-        "fp32": [max(fp32["losses"]), fp32["worst"][0][0]],
+        "fp32": [max(fp32["losses"]), max(error for error, _ in fp32["worst"])],
         "narrow": None if narrow is None else [max(narrow["losses"]), narrow["whole"][0]],
         "problems": problems,
     }
