@@ -24,7 +24,7 @@ SEQ_LEN, VOCAB_SIZE, LEAST_LAYERS = 16, 96, 3
 # Below every gradient norm of the runs, so that each step is clipped.
 MAX_NORM = 0.25
 # Large enough that an update of a weight whose gradient is next to nothing is next to nothing: with the usual 1e-8 what
-# AdamW divides by is rounding there, and one process that takes its windows in another order differs by 3e-5 from itself.
+# AdamW divides by is rounding there: one process that takes its windows in another order differs by 3e-5 from itself.
 EPS = 1e-3
 # Over the small decoder of `job_of`. The loss of balance weighs enough that what is wrong in it shows.
 MODELS: dict[str, dict[str, Any]] = {
