@@ -20,7 +20,6 @@ CASES = {
     "ep4": _of("deepseek", _case(ep=4)),
     "ep1": _of("deepseek", _case()),
     "ep2_tp2": _of("deepseek", _case(ep=2, tp=2)),
-    "ep2_cp2_zero1": _of("deepseek", _case(ep=2, cp=2, zero=1)),
     "ep2_pp2": _of("deepseek", _pipeline("1f1b", pp=2, ep=2)),
 }
 
