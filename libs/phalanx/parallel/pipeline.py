@@ -16,7 +16,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from phalanx.core.errors import PhalanxError
@@ -25,6 +24,7 @@ from phalanx.parallel.clock import StepClock
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.schedules import multiple_of, schedule_named
 from phalanx.parallel.slots import SlotBatch
+from phalanx.parallel.stage import Stage
 from phalanx.parallel.tied import TiedCopies
 
 LossFunction = Callable[..., Tensor]
@@ -172,8 +172,8 @@ class Pipeline:
             )
         return self._schedules[num_slots]
 
-    def _stage(self, module: nn.Module, index: int) -> PipelineStage:
-        stage = PipelineStage(
+    def _stage(self, module: nn.Module, index: int) -> Stage:
+        stage = Stage(
             module,
             index,
             len(self.shapes),

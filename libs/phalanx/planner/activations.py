@@ -24,6 +24,7 @@ b w + 4 heads, w1 x and w3 x 2 b f, all over tp, and the two outputs of width d 
 
 from __future__ import annotations
 
+from phalanx.planner.pipeline_memory import boundary_bytes, passes_waiting_for_weights, waiting_bytes_per_token
 from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.planner.stages import PipelinePosition, layers_of_stages, stage_passes_in_flight
 from phalanx.spec.layout import Layout
@@ -102,8 +103,8 @@ def _is_dense(model: ModelShape, layer: int) -> bool:
 
 
 def activation_bytes(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition) -> int:
-    """Peak bytes at a pipeline position: what is kept for every pass in flight, one layer's inside, mask, and the
-    head's logits."""
+    """Peak bytes at a pipeline position: what is kept for every pass in flight, one layer's inside, mask, what passes
+    between stages and what a split backward keeps (`pipeline_memory`), and the head's logits."""
     tokens = run.seq_len * run.local_batch_size // layout.cp
     windows = _windows(model, layout, run)
     whole = {
@@ -123,7 +124,11 @@ def activation_bytes(model: ModelShape, layout: Layout, run: RunShape, position:
     inside = 0.5 * in_layer + max(_more_in_backward(layers, run, in_layer, computed_again) for layers in stages)
     passes = stage_passes_in_flight(layout, run, position.pp_rank)
     mask = run.local_batch_size * run.seq_len**2 // layout.cp if run.document_mask else 0
-    total = tokens * (passes * kept + inside) + passes * mask
+    total = tokens * (passes * kept + inside) + passes * mask + boundary_bytes(model, layout, run, position)
+    waiting = passes_waiting_for_weights(layout, run, position.pp_rank)
+    if waiting:
+        per_layer = waiting_bytes_per_token(model, layout, run.param_bytes)
+        total += waiting * tokens * per_layer * max(map(len, stages))
     if position.is_last:
         columns = model.vocab_size / layout.tp
         chunk = min(run.chunk_tokens or tokens, tokens)

@@ -10,8 +10,9 @@ bfloat16).
   first backward: b P again.
 - gradients: at zero 1 with several micro-batches, and always with a pipeline, whole, 4 P (2 P where they are summed
   in bfloat16), until they are reduced block by block, and a block's buffer; else 4 P / N of the micro-batches before,
-  and one layer's, in computation type and as the buffer of the reduction. With a single micro-batch they come as the
-  activations go, and count only as far as they are more.
+  and one layer's, in computation type and as the buffer of the reduction, beside the head's; or those of both ends of
+  the model, when activations are gone. With a single micro-batch those of the layers come as the activations go, and
+  count only as far as they are more.
 - offloaded (`cpu_offload`): masters, optimizer and sharded gradients, 16 P / N, lie in the host's memory; on the device
   is beside the rest a layer's part of the masters, on its way to be gathered.
 - paged (`optimizer.offload`): the moments, 8 P / N, lie on a local disk, twice for the sake of checkpoints that are
@@ -144,13 +145,16 @@ def _gathered_weights(held: RankParameters, layout: Layout, run: RunShape) -> in
 
 def _gradients(held: RankParameters, shard: int, layout: Layout, run: RunShape, activations: int) -> int:
     """Beside the activations at their peak."""
-    block = max(held.block + held.block_experts, held.ends)
+    block = held.block + held.block_experts
     several = num_micro_batches(layout, run) > 1
     if holds_whole(layout, run):
         return run.reduce_bytes * shard if several else max(0, run.reduce_bytes * shard - activations)
     if layout.pp > 1 or (run.zero == 1 and several):
-        return run.reduce_bytes * (held.total + block)
-    buffers = (run.param_bytes + run.reduce_bytes) * block
+        return run.reduce_bytes * (held.total + max(block, held.ends))
+    # The head's gradient, which a loss in chunks counts itself, is there before the layers'; the embedding's comes, and
+    # both are reduced, when activations are gone.
+    head, both = 0 if run.chunk_tokens else held.head, run.param_bytes + run.reduce_bytes
+    buffers = max(run.param_bytes * head + both * block, both * held.ends - activations)
     if run.cpu_offload:
         return buffers
     return buffers + (4 * shard if several else max(0, 4 * shard - activations))

@@ -141,7 +141,7 @@ class RankParameters:
     split: its part of what tensor parallelism cuts. whole: what every tp rank holds (norms, router, latents). experts:
     its part of the routed experts. block: of its biggest layer alone, without the experts; block_experts: of that
     layer's experts. copied: of the last stage's copy of a tied embedding, which `split` counts too; no optimizer has a
-    state of it.
+    state of it. head: of the output head, or the embedding that is used for it, which `ends` counts too.
     """
 
     split: int
@@ -151,6 +151,7 @@ class RankParameters:
     block_experts: int
     ends: int
     copied: int = 0
+    head: int = 0
 
     @property
     def dense(self) -> int:
@@ -196,4 +197,5 @@ def rank_parameters(
         block_experts=block_experts,
         ends=num_tables * table // tp + final_norm + positions,
         copied=table // tp if is_copy else 0,
+        head=table // tp if is_last else 0,
     )

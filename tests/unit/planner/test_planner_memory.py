@@ -18,6 +18,8 @@ from phalanx.planner import (
     stage_passes_in_flight,
 )
 from phalanx.planner.activations import kept_bytes_per_token, layer_bytes_per_token
+from phalanx.planner.pipeline_memory import boundary_bytes, passes_waiting_for_weights, waiting_bytes_per_token
+from phalanx.planner.pipeline_order import rank_orders
 from phalanx.planner.stages import layers_of_stages
 from phalanx.spec import Layout
 
@@ -72,16 +74,26 @@ def test_gradients_that_are_whole_take_half_where_they_are_summed_in_two_bytes(l
 def test_gradients_of_a_single_micro_batch_take_the_place_of_activations():
     (large,) = of(Layout(dp_shard=2), local_batch_size=32)
     (small,) = of(Layout(dp_shard=2), global_batch_size=2, seq_len=2)
-    buffers = 6 * (2 * 512 * 64 + 64)
-    assert large.gradients_bytes == buffers
-    assert small.gradients_bytes + small.activations_bytes == buffers + 4 * PARAMETERS // 2
+    head = 512 * 64
+    assert large.gradients_bytes == 2 * head + 6 * LAYER
+    assert small.gradients_bytes + small.activations_bytes == 2 * head + 6 * LAYER + 4 * PARAMETERS // 2
+
+
+def test_gradients_of_large_ends_come_when_activations_are_gone():
+    wide = dataclasses.replace(MODEL, vocab_size=1 << 16)
+    (rank,) = rank_memory(wide, Layout(), dataclasses.replace(RUN, zero=2, chunk_tokens=1, seq_len=8), 0)
+    ends = 2 * (1 << 16) * 64 + 64
+    assert rank.gradients_bytes + rank.activations_bytes == 6 * ends + 4 * count_parameters(wide).total
 
 
 def test_zero_2_holds_one_layers_gradients_whole_and_zero_3_two_layers_of_weights():
     layer, ends = LAYER, 2 * 512 * 64 + 64
     (two,), (three,) = of(Layout(dp_shard=8), zero=2), of(Layout(dp_shard=8), zero=3)
     assert two.weights_bytes == 2 * PARAMETERS and three.weights_bytes == 2 * (2 * layer + ends)
-    assert two.gradients_bytes == three.gradients_bytes == 4 * PARAMETERS // 8 + 6 * max(layer, ends)
+    head = 512 * 64
+    assert two.gradients_bytes == three.gradients_bytes == 4 * PARAMETERS // 8 + 2 * head + 6 * layer
+    (chunked,) = of(Layout(dp_shard=8), zero=2, chunk_tokens=32)  # whose activations count the head's gradient
+    assert chunked.gradients_bytes == 4 * PARAMETERS // 8 + 6 * layer
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(dp_shard=8), Layout(dp_replicate=2, dp_shard=4), Layout(pp=2)])
@@ -232,6 +244,39 @@ def test_stages_and_micro_batches_are_those_of_the_pipeline_itself(schedule, sta
     if pp > 1:
         for place in positions(MODEL, layout, run):
             assert place.stages == stages_of(schedule, pp, place.pp_rank, stages)
+
+
+def test_pass_in_flight_keeps_what_its_stage_took_and_gave():
+    layout, tensor = Layout(pp=2, tp=2), 128 * 64 * 2 // 2
+    run = dataclasses.replace(RUN, global_batch_size=8)
+    first, last = (boundary_bytes(MODEL, layout, run, each) for each in positions(MODEL, layout, run))
+    # Two passes' outputs and a gradient on its way; one pass's input and another one on its way.
+    assert (first, last) == (3 * tensor, 2 * tensor)
+    wide = dataclasses.replace(run, param_bytes=4)  # an input in flight is what the first norm keeps
+    assert boundary_bytes(MODEL, layout, wide, positions(MODEL, layout, wide)[1]) == 2 * tensor
+    (alone,) = positions(MODEL, Layout(tp=2), run)
+    assert boundary_bytes(MODEL, Layout(tp=2), run, alone) == 0
+
+
+@pytest.mark.parametrize("pp", [2, 4])
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zbv", "dualpipev", "interleaved_zero_bubble"])
+def test_passes_that_wait_for_their_weights_are_those_of_the_schedules_order(schedule, pp):
+    per_rank = 1 if schedule in ("gpipe", "1f1b") else 2
+    layout, run = Layout(pp=pp), RunShape(128, 8 * pp, schedule=schedule, stages_per_rank=per_rank)
+    for rank, order in enumerate(rank_orders(schedule, pp, per_rank, 8 * pp)):
+        held = waiting = 0
+        found = (0, 0)
+        for action in order:
+            waiting += {"I": 1, "W": -1}.get(action.kind.value, 0)
+            held += {"F": 1, "B": -1, "W": -1}.get(action.kind.value, 0)
+            found = max(found, (held, waiting))
+        assert found[1] == passes_waiting_for_weights(layout, run, rank), (rank, found)
+
+
+def test_what_waits_for_weights_is_a_gradient_of_each_product_and_norm():
+    # Queries 64, keys and values 2 x 32, the output 64, SwiGLU 2 x 192 and 64; two norms of 64.
+    assert waiting_bytes_per_token(MODEL, Layout(), 2) == 2 * (64 + 64 + 64 + 2 * 192 + 64 + 2 * 64)
+    assert waiting_bytes_per_token(MODEL, Layout(tp=2), 4) == 4 * ((64 + 64 + 2 * 192) / 2 + 4 * 64)
 
 
 def test_v_schedule_has_both_ends_of_the_model_on_the_first_rank():
