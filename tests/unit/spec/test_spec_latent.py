@@ -92,3 +92,14 @@ def test_another_latent_is_another_run() -> None:
     one, other = (sample(model={**TINY, "args": {"mla": {"kv_lora_rank": rank}}}) for rank in (24, 32))
     assert one.identity_digest({"train": "sha256:0"}) != other.identity_digest({"train": "sha256:0"})
     assert one.identity() == sample(model=TINY).identity()
+
+
+def test_products_in_fp8_of_latents_need_ranks_with_multiples_of_16_of_values() -> None:
+    training = {"mixed_precision_param": "bfloat16", "float8_recipe": "rowwise"}
+    changes = {f"training__{key}": value for key, value in training.items()}
+    layout = {"parallel": {"tp": 2}, "cluster": {"nproc": 2}}
+    experts = {"moe": {"expert_ffn_dim": 64}}
+    fits = {"model": {**TINY, "args": {"mla": {"v_head_dim": 16}, **experts}}}
+    assert parse_job(tables(**fits, **changes, **layout)).training.float8_recipe == "rowwise"
+    text = _refused({"mla": {"v_head_dim": 12}, **experts}, **changes, **layout)
+    assert "model.args.mla.v_head_dim makes 48 wide, where 2 leaves 24" in text
