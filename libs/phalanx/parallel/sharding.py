@@ -1,5 +1,5 @@
 """Data parallelism by fully_shard (FSDP2) at any dp size, one included: fp32 masters, ZeRO stages, and who holds which
-part.
+part. Weights that are whole and of one type go without it (`parallel.whole`).
 
 ZeRO 1 keeps parameters whole within a step and reduces gradients with the last micro-batch; 2 keeps them whole and
 reduces with each; 3 frees them after each block's forward and reduces with each. In a pipeline torch keeps a stage's
