@@ -3,9 +3,9 @@
 python -m benchmarks.planner.memory [NAME ...] [--page FILE.md]
 
 Counted is every allocation of torch's allocator in a rank, from the building of the model through two steps with the
-optimizer, and the pages of an optimizer state on disk, which lie outside of it: bytes of tensors, the same in every
-run. Every rank is compared with the planner's figure of its pipeline position; a row tells of the rank that is
-furthest off. --page: a Markdown file whose table is written anew.
+optimizer, and the pages of an optimizer state on disk, which lie outside of it: bytes of tensors. Every rank is
+compared with the planner's figure of its pipeline position; a row tells of the rank that is furthest off. --page: a
+Markdown file whose table is written anew.
 
 In fp32: on a CPU the trainer's bf16 products are computed in fp32, whose copies no GPU has.
 """

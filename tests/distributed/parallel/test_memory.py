@@ -1,4 +1,4 @@
-"""What ranks allocate, beside what the planner says: counted bytes of tensors, the same in every run."""
+"""What ranks allocate, beside what the planner says: counted bytes of tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from benchmarks.planner.memory import CASES, Compared, allocated, planned_bytes
 
 pytestmark = pytest.mark.distributed
-NAMES = ("dp 2, zero 3", "tp 2", "pp 2, zbv", "ep 2, zero 3")
+NAMES = ("dp 2, zero 1", "dp 2, zero 3", "pp 2, 1f1b", "pp 2, zbv")
 BOUND = 0.10
 
 
