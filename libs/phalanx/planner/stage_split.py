@@ -22,6 +22,7 @@ from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.spec.parallel import V_SCHEDULES
 
 
+@lru_cache(maxsize=4096)
 def split_layers(n_layers: int, num_stages: int) -> tuple[int, ...]:
     """Layers of each stage: as even as can be, a layer more for the inner stages first, as the outer ones carry
     embedding and head."""
@@ -88,6 +89,8 @@ def dense_layers(model: ModelShape, layers: Sequence[int]) -> tuple[int, ...]:
 
 
 def _dense_of_stages(num_dense: int, layers: Sequence[int]) -> tuple[int, ...]:
+    if not num_dense:
+        return (0,) * len(layers)
     ends = list(accumulate(layers))
     return tuple(min(end, num_dense) - min(end - count, num_dense) for end, count in zip(ends, layers, strict=True))
 

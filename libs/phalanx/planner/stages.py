@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import accumulate
 
 from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.planner.stage_split import dense_layers, stage_layers, stages_of_rank
@@ -35,12 +36,11 @@ class PipelinePosition:
 def positions(model: ModelShape, layout: Layout, run: RunShape) -> tuple[PipelinePosition, ...]:
     """Every pipeline rank's part, by `stage_split`."""
     layers = stage_layers(model, layout.pp, run)
-    last = len(layers) - 1
+    dense, last = dense_layers(model, layers), len(layers) - 1
     placed = []
     for rank in range(layout.pp):
         stages = stages_of_rank(run.schedule, layout.pp, rank, len(layers) // layout.pp)
         held = tuple(layers[stage] for stage in stages)
-        dense = dense_layers(model, layers)
         num_dense = sum(dense[stage] for stage in stages)
         placed.append(PipelinePosition(rank, stages, held, 0 in stages, last in stages, num_dense))
     return tuple(placed)
@@ -49,8 +49,8 @@ def positions(model: ModelShape, layout: Layout, run: RunShape) -> tuple[Pipelin
 def layers_of_stages(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition) -> tuple[range, ...]:
     """Numbers of the layers that each stage of a pipeline rank holds."""
     counts = stage_layers(model, layout.pp, run)
-    starts = [sum(counts[:stage]) for stage in position.stages]
-    return tuple(range(start, start + counts[stage]) for start, stage in zip(starts, position.stages, strict=True))
+    starts = [0, *accumulate(counts)]
+    return tuple(range(starts[stage], starts[stage + 1]) for stage in position.stages)
 
 
 def num_micro_batches(layout: Layout, run: RunShape) -> int:
