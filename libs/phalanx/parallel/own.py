@@ -24,7 +24,8 @@ _HALVES = (slice(0, _PROBE_LENGTH, 2), slice(1, _PROBE_LENGTH, 2))
 def loss_of(job: Job) -> TokenSum:
     """What the job minimises, as a sum over tokens: (logits, targets, the group that cuts the vocabulary)."""
     if job.loss.fn is None:
-        return token_sum_cross_entropy
+        plain: TokenSum = token_sum_cross_entropy
+        return plain
     return token_sum_of("loss.fn", job.loss.fn, job.loss.args)
 
 
