@@ -109,6 +109,15 @@ def test_every_kind_of_candidate_is_a_job_that_the_spec_accepts(example, gpus):
     assert found > 50
 
 
+def test_recompute_is_never_offered_with_a_split_backward_which_keeps_what_it_computed_again():
+    task = a_task()
+    plain = Candidate(Layout(pp=2, dp_shard=32), RunShape(8192, 512))
+    again = replace(plain, run=replace(plain.run, recompute=True))
+    names = [{each.run.schedule for each in scheduled(task, base)} for base in (plain, again)]
+    assert names[0] - names[1] == {"interleaved_zero_bubble", "zbv", "dualpipev"}
+    assert {"interleaved_1f1b", "looped_bfs"} <= names[1]
+
+
 def test_ready_section_says_the_whole_candidate():
     run = RunShape(8192, 512, 2, 1, "zbv", 2, recompute=True)
     section = tomllib.loads(parallel_section(Candidate(Layout(pp=4, dp_shard=8, tp=2), run)))
