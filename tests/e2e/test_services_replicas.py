@@ -155,6 +155,7 @@ def test_run_that_loses_both_nodes_goes_on_from_storage(corpus: str, tmp_path: P
         running.client() as client,
     ):
         begun(client, path, 6)
+        wait_until(lambda: bool(lineage_of(path).checkpoints()), DEADLINE_S, "no checkpoint in storage")
         other.kill()
         running.kill("agent")
         stored = {ref.step for ref in lineage_of(path).checkpoints()}
