@@ -126,11 +126,11 @@ _HUGE = "9" * 23
 @pytest.mark.parametrize(
     ("command", "wanted"),
     [
-        (("logs", "halted", "--rank", _HUGE), "rank"),
-        (("logs", "halted", "--rank", "99999999999999"), "rank"),
-        (("logs", "halted", "--tail", _HUGE), "offset"),
-        (("stop", "halted", "--revision", _HUGE), "expected revision"),
-        (("stack", "halted", "--rank", _HUGE), "ranks"),
+        (("logs", "halted", "--rank", _HUGE), "--rank is 9"),
+        (("logs", "halted", "--rank", "99999999999999"), "--rank is 9"),
+        (("logs", "halted", "--tail", _HUGE), "--tail is 9"),
+        (("stop", "halted", "--revision", _HUGE), "--revision is 9"),
+        (("stack", "halted", "--rank", _HUGE), "--rank is 9"),
     ],
 )
 def test_number_that_no_message_holds_is_told_in_one_line(

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from phalanx.cli import profile
+from phalanx.cli import profile, stack
 from phalanx.cli.config import AsJson, Overrides, Partial, with_partial
 from phalanx.cli.context import Context, open_client
+from phalanx.cli.options import Option, named_as_given
 from phalanx.cli.output import print_facts, print_json, print_table
 from phalanx.cli.places import given, given_path
 from phalanx.core.errors import PhalanxError
@@ -35,6 +37,7 @@ Revision = Annotated[
 def register(app: typer.Typer) -> None:
     """Adds the `job` group and `nodes` to the command line."""
     profile.register(_group)
+    stack.register(_group)
     app.add_typer(_group, name="job")
     app.command("nodes")(nodes)
 
@@ -139,7 +142,9 @@ def watch(
     context: Context = None,
     as_json: AsJson = False,
 ) -> int:
-    """Follow a job until it is over; with --json one object a line. Exit 1 unless it succeeded."""
+    """Follow a job until it is over; with --json one object a line. Exit 0 only if it succeeded, 2 where you must
+    change something (its cause is a user's mistake), else 1.
+    """
     from phalanx.client import job_name
 
     return _watch(context, job_name(job), after=after, as_json=as_json)
@@ -159,7 +164,12 @@ def logs(
 ) -> None:
     """Print what a rank printed; with --json one object a piece, each on a line."""
     is_silent = True
-    with open_client(context) as client:
+    options = {
+        "rank": Option("--rank", rank),
+        "attempt": Option("--attempt", attempt),
+        "offset": Option("--tail", tail),
+    }
+    with open_client(context) as client, named_as_given(options):
         for piece in client.logs(job, rank, attempt=attempt, offset=-tail, follow=follow):
             is_silent = is_silent and not piece.data
             if as_json:
@@ -181,7 +191,9 @@ def wait(
     context: Context = None,
     as_json: AsJson = False,
 ) -> int:
-    """Wait until a job is over; exit 0 only if it succeeded."""
+    """Wait until a job is over. Exit 0 only if it succeeded, 2 where you must change something (its cause is a user's
+    mistake), else 1.
+    """
     with open_client(context) as client:
         found = client.wait(job, timeout)
     if as_json:
@@ -198,7 +210,7 @@ def stop(
     as_json: AsJson = False,
 ) -> None:
     """Have a job commit a checkpoint and end."""
-    with open_client(context) as client:
+    with open_client(context) as client, _revision_named(revision):
         _print_job(client.stop(job, request_id=request_id, expected_revision=revision), as_json=as_json, short=True)
 
 
@@ -211,7 +223,7 @@ def suspend(
     as_json: AsJson = False,
 ) -> None:
     """Have a job commit a checkpoint and leave its nodes, to be resumed."""
-    with open_client(context) as client:
+    with open_client(context) as client, _revision_named(revision):
         _print_job(client.suspend(job, request_id=request_id, expected_revision=revision), as_json=as_json, short=True)
 
 
@@ -231,7 +243,7 @@ def resume(
     as_json: AsJson = False,
 ) -> None:
     """Go on with a suspended, stopped or failed job, in another layout where --set says so."""
-    with open_client(context) as client:
+    with open_client(context) as client, _revision_named(revision):
         found = client.resume(job, overrides or (), code=code, request_id=request_id, expected_revision=revision)
     _print_job(found, as_json=as_json, short=True)
 
@@ -241,23 +253,6 @@ def checkpoint_now(job: Name, request_id: RequestId = "", context: Context = Non
     """Have a checkpoint taken at the next step boundary."""
     with open_client(context) as client:
         _print_job(client.checkpoint_now(job, request_id=request_id), as_json=as_json, short=True)
-
-
-@_group.command("stack")
-def stack(
-    job: Name,
-    rank: Annotated[list[int] | None, typer.Option("--rank", help="A rank; may be repeated (default: all).")] = None,
-    context: Context = None,
-    as_json: AsJson = False,
-) -> None:
-    """Print the Python stacks of a running job's ranks."""
-    with open_client(context) as client:
-        stacks = client.stacks(job, rank or ())
-    if as_json:
-        print_json({str(number): text for number, text in sorted(stacks.items())})
-        return
-    for number, text in sorted(stacks.items()):
-        sys.stdout.write(f"== rank {number}\n{text}\n")
 
 
 def nodes(context: Context = None, as_json: AsJson = False) -> None:
@@ -281,6 +276,10 @@ def nodes(context: Context = None, as_json: AsJson = False) -> None:
     else:
         table = [(*list(row.values())[:-1], ", ".join(row["gpus"]) or "none") for row in rows]
         print_table(("node", "host", "connected", "free slots", "slots", "CPUs", "GPUs"), table, "nodes")
+
+
+def _revision_named(revision: int) -> AbstractContextManager[None]:
+    return named_as_given({"expected revision": Option("--revision", revision)})
 
 
 def facts_of(job: JobView) -> dict[str, Any]:

@@ -141,5 +141,6 @@ def event_line(event: EventView) -> str:
         words.append(f"attempt {event.attempt}")
     if event.step:
         words.append(f"step {event.step}")
-    said = ": ".join(filter(None, (event.message, event.cause.message if event.cause else "")))
+    cause = event.cause.message if event.cause else ""
+    said = ": ".join(filter(None, (event.message, "" if event.message.endswith(cause) else cause)))
     return " ".join(words) + (f": {said}" if said else "") + (f" (by {event.actor})" if event.actor else "")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from phalanx.core.errors import OutsideError
-from phalanx.lineage.events import Assignment, EventType, JobState
+from phalanx.lineage.events import EventType, JobState
 from phalanx.lineage.registry import JobName
 from phalanx.rpc.errors import FailedPrecondition, NotFound
 from phalanx.train.book import Book
@@ -18,6 +18,7 @@ from phalanx.train.states import OVER
 CHUNK_BYTES: Final = 1 << 20
 CHUNK_DEADLINE_S: Final = 10.0
 LOOK_S: Final = 0.5
+_TOLD: Final = "`phalanx job show` and `phalanx job watch` tell attempts and ranks"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +98,17 @@ class Logs:
             raise FailedPrecondition(
                 str(name), value="no attempt yet", expected="a job that has started", remedy="wait, or follow the log"
             )
-        placement: tuple[Assignment, ...] = ()
-        for event in self._book.events(name, 0):
-            if event.type is EventType.STARTING and event.attempt == attempt:
-                placement = event.placement
-        for assignment in placement:
+        placements = {
+            event.attempt: event.placement
+            for event in self._book.events(name, 0)
+            if event.type is EventType.STARTING and event.attempt
+        }
+        if attempt not in placements:
+            started = f"at most {max(placements)}, the newest" if placements else "none: nothing has started"
+            raise NotFound("attempt", value=attempt, expected=f"an attempt of {name} ({started})", remedy=_TOLD)
+        for assignment in placements[attempt]:
             if rank in assignment.ranks:
                 return assignment.node_id
-        raise NotFound(
-            "rank",
-            value=rank,
-            expected=f"a rank of attempt {attempt} of {name}",
-            remedy="`phalanx job show` and `phalanx job watch` tell attempts and ranks",
-        )
+        last = max((number for each in placements[attempt] for number in each.ranks), default=0)
+        expected = f"a rank of attempt {attempt} of {name} (from 0 to {last})"
+        raise NotFound("rank", value=rank, expected=expected, remedy=_TOLD)

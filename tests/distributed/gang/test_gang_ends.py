@@ -174,6 +174,14 @@ def test_gang_stacks_show_a_rank_blocked_in_c(plain_server, tmp_path):
     gang.end(0.0)
 
 
+def test_gang_stacks_leave_out_a_rank_that_is_stopped(plain_server, tmp_path):
+    gang = start(plain_server, tmp_path, "wait_deaf", 4)
+    wait_for_phases(gang)
+    os.kill(gang.pids[0], signal.SIGSTOP)
+    assert set(gang.stacks(2.0)) == {1, 2, 3}
+    gang.end(0.0)
+
+
 def test_gang_debug_rank_talks_to_the_terminal(plain_server, tmp_path):
     terminal, theirs = pty.openpty()
     gang = plain_server.start(GangOrder(2, "gang_entries:ask_terminal", tmp_path, debug_rank=0), theirs)

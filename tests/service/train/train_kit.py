@@ -169,7 +169,7 @@ class FakeAgent:
     """An agent without ranks: what they would do, a test does. Like a real one it keeps reports until they are
     acknowledged, answers a known order again, and comes back when its stream breaks.
 
-    refuse: answers to orders by their kind, instead of what is right.
+    refuse: answers to orders by their kind, instead of what is right. mute: ranks that give no stack.
     """
 
     world: World
@@ -180,6 +180,7 @@ class FakeAgent:
     inventory: Mapping[str, Any] = field(default_factory=dict)
     refuse: dict[str, record_pb2.Cause] = field(default_factory=dict)
     stops_by_itself: bool = True
+    mute: frozenset[int] = frozenset()
     orders: list[pb.Order] = field(default_factory=list)
     gangs: dict[tuple[str, int], _Gang] = field(default_factory=dict)
     ended: dict[tuple[str, int], int] = field(default_factory=dict)
@@ -402,8 +403,8 @@ class FakeAgent:
 
     def _take_stacks(self, order: pb.Order) -> dict[str, Any]:
         gang = self.gangs[order.job, order.attempt]
-        wanted = order.take_stacks.ranks or gang.ranks
-        return {"stacks": pb.Stacks(stacks={rank: f"stack of rank {rank}" for rank in wanted if rank in gang.ranks})}
+        wanted = set(order.take_stacks.ranks or gang.ranks) & set(gang.ranks) - self.mute
+        return {"stacks": pb.Stacks(stacks={rank: f"stack of rank {rank}" for rank in wanted})}
 
     def _read_log(self, order: pb.Order) -> dict[str, Any]:
         text = f"attempt {order.attempt} rank {order.read_log.rank}\n".encode()

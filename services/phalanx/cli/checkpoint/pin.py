@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,6 +10,7 @@ import typer
 from phalanx.cli.checkpoint.arguments import Selector, Submitted
 from phalanx.cli.config import AsJson
 from phalanx.cli.context import Context, open_client
+from phalanx.cli.options import Option, named_as_given
 from phalanx.cli.output import print_facts, print_json
 
 if TYPE_CHECKING:
@@ -32,7 +34,7 @@ def pin_checkpoint(
     """Keep a checkpoint of a submitted job whatever retention says, until it is unpinned."""
     from phalanx.client import job_name
 
-    with open_client(context) as client:
+    with open_client(context) as client, _as_given(checkpoint, expected_revision):
         view, revision = client.checkpoint.pin(job_name(job), checkpoint, reason, expected_revision=expected_revision)
     _print_pin(view, revision, as_json=as_json)
 
@@ -47,9 +49,18 @@ def unpin_checkpoint(
     """Take a pin back; retention decides again."""
     from phalanx.client import job_name
 
-    with open_client(context) as client:
+    with open_client(context) as client, _as_given(checkpoint, expected_revision):
         view, revision = client.checkpoint.unpin(job_name(job), checkpoint, expected_revision=expected_revision)
     _print_pin(view, revision, as_json=as_json)
+
+
+def _as_given(checkpoint: str, expected_revision: int) -> AbstractContextManager[None]:
+    return named_as_given(
+        {
+            "selector": Option("CHECKPOINT", checkpoint),
+            "expected revision": Option("--expected-revision", expected_revision),
+        }
+    )
 
 
 def _print_pin(view: View, revision: int, *, as_json: bool) -> None:
