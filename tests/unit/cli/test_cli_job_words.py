@@ -12,7 +12,7 @@ from phalanx.core.errors import PhalanxError, Problems
 from phalanx.lineage.events import Cause, EventType, JobState
 from phalanx.train.values import EventView
 
-CAUSE = Cause("user_error", None, "data.train at file:///x: expected a split")
+CAUSE = Cause("user_error", message="data.train at file:///x: expected a split")
 
 
 def failed(message: str, cause: Cause | None = CAUSE) -> str:
