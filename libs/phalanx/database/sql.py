@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 
 from phalanx.core.errors import OutsideError, PhalanxError
 
@@ -27,6 +27,7 @@ BUSY_TIMEOUT_S: Final = 30.0
 _SCRIPTS: Final = Path(__file__).parent / "scripts"
 _WRITES: Final = "phalanx_writes"
 _PAUSE_S: Final = 0.01
+_UNREADABLE: Final = (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT)
 
 
 class SqlDatabase:
@@ -35,8 +36,9 @@ class SqlDatabase:
     migrations: folder of the service's migrations; version_table: where the schema's version is noted, one for each
     service, so that several may share a PostgreSQL database. is_durable: a commit survives the loss of power, also on
     SQLite; without it the newest ones may be lost then, and none when a process is killed.
-    Raises PhalanxError for a URL that no database has. Everything raises OutsideError where the database fails, with
-    the database's own error as its cause.
+    Raises PhalanxError for a URL that no database has, and for a file of SQLite's that is damaged or none: to open it
+    again would not help. Everything raises OutsideError where the database fails, with the database's own error as its
+    cause.
     """
 
     def __init__(self, url: str, migrations: Path, version_table: str, *, is_durable: bool = False) -> None:
@@ -48,10 +50,18 @@ class SqlDatabase:
         config.set_main_option("version_locations", str(migrations))
         config.set_main_option("path_separator", "os")
         config.attributes["version_table"] = version_table
-        with self.writing() as connection:
-            config.attributes["connection"] = connection
-            upgrade: Callable[[Config, str], None] = command.upgrade
-            upgrade(config, "head")
+        try:
+            self._migrate(config)
+        except OutsideError as error:
+            if not _is_unreadable(error.__cause__):
+                raise
+            path = self._engine.url.database
+            raise PhalanxError(
+                "database",
+                value=path,
+                expected=f"a whole database of SQLite's ({_first_line(_own(error.__cause__))})",
+                remedy=_remedy(path),
+            ) from error
 
     @contextmanager
     def reading(self) -> Iterator[sa.Connection]:
@@ -65,6 +75,12 @@ class SqlDatabase:
         with self._telling(), self._turn, self._engine.execution_options(**{_WRITES: True}).begin() as connection:
             yield connection
 
+    def _migrate(self, config: Config) -> None:
+        with self.writing() as connection:
+            config.attributes["connection"] = connection
+            upgrade: Callable[[Config, str], None] = command.upgrade
+            upgrade(config, "head")
+
     def close(self) -> None:
         """Ends the connections."""
         self._engine.dispose()
@@ -75,7 +91,8 @@ class SqlDatabase:
             yield
         except SQLAlchemyError as error:
             where = self._engine.url.render_as_string(hide_password=True)
-            raise OutsideError(f"database {where} failed: {_first_line(error)}") from error
+            more = f"; {_remedy(self._engine.url.database)}" if _is_unreadable(error) else ""
+            raise OutsideError(f"database {where} failed: {_first_line(error)}{more}") from error
 
 
 def _engine(url: str, *, is_durable: bool) -> sa.Engine:
@@ -120,5 +137,20 @@ def _begin_sqlite(connection: sa.Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
-def _first_line(error: Exception) -> str:
+def _own(error: BaseException | None) -> BaseException | None:
+    """The driver's error in one of SQLAlchemy's."""
+    return error.orig if isinstance(error, DBAPIError) else error
+
+
+def _is_unreadable(error: BaseException | None) -> bool:
+    """Whether SQLite finds that the file is no database, or a damaged one; it stays so."""
+    own = _own(error)
+    return isinstance(own, sqlite3.DatabaseError) and getattr(own, "sqlite_errorcode", 0) & 0xFF in _UNREADABLE
+
+
+def _remedy(path: str | None) -> str:
+    return f"end the service, delete {path} (and {path}-wal) and start it again: it is made anew from storage"
+
+
+def _first_line(error: BaseException | None) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__

@@ -50,10 +50,11 @@ def wait_ready(
     Raises PhalanxError with the supervisor's own words when it ends with 2, OutsideError when it ends otherwise or the
     deadline passes.
     """
-    end_s = time.monotonic() + deadline_s
+    end_s, said = time.monotonic() + deadline_s, ""
     while time.monotonic() < end_s:
         state = read_state(home)
         if state is not None:
+            said = _not_up(home, state)
             on_state(state)
             if state.ready:
                 return state
@@ -61,7 +62,21 @@ def wait_ready(
             raise _ended(home, code)
         time.sleep(_PAUSE_S)
     more = f"; {remedy}" if remedy else ""
-    raise OutsideError(f"the services of {home.folder} are not up within {deadline_s:g} s; see {home.log('up')}{more}")
+    raise OutsideError(
+        f"the services of {home.folder} are not up within {deadline_s:g} s{said}; see {home.log('up')}{more}"
+    )
+
+
+def _not_up(home: Home, state: HomeState) -> str:
+    """Which processes are not up, and how those ended last that were started again."""
+    parts = [
+        f"{each.name} ended {each.restarts} times, last with {each.last_exit}: see {home.log(each.name)}"
+        if each.restarts
+        else f"{each.name} is still starting"
+        for each in state.processes
+        if not each.ready
+    ]
+    return f" ({'; '.join(parts)})" if parts else ""
 
 
 @dataclass(frozen=True, slots=True)

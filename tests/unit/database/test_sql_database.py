@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ from alembic.migration import MigrationContext
 from phalanx.checkpoint import store as checkpoint
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.data import store as data
+from phalanx.database import SqlDatabase
 from phalanx.monitor import store as monitor
 from phalanx.monitor import tables
 from phalanx.train import store as train
@@ -35,6 +37,8 @@ METADATA = {
     "checkpoint": checkpoint._METADATA,
     "monitor": tables.METADATA,
 }
+
+MIGRATIONS = Path(data.__file__).parent / "migrations"
 
 # Opens a service's database and is killed once its last table is made, before the transaction ends.
 KILLED = """
@@ -98,3 +102,48 @@ def test_database_that_cannot_be_opened_is_an_outside_error_without_its_password
     with pytest.raises(OutsideError, match=r"database sqlite:.* failed") as raised:
         OPEN["data"](f"sqlite:///{tmp_path}/no/such/folder.sqlite")
     assert raised.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("service", OPEN)
+@pytest.mark.parametrize("data", [os.urandom(20_000), b"short", b"SQLite format 3\0" + b"\xff" * 20_000])
+def test_database_file_that_is_none_is_refused_with_its_name_and_the_remedy(
+    service: str, data: bytes, tmp_path: Path
+) -> None:
+    path = tmp_path / "one.sqlite"
+    path.write_bytes(data)
+    with pytest.raises(PhalanxError) as raised:
+        OPEN[service](f"sqlite:///{path}")
+    (line,) = str(raised.value).splitlines()
+    assert line.startswith(f"database is '{path}': expected a whole database of SQLite's (file is not a database)")
+    assert f"delete {path} " in line and "made anew from storage" in line
+    assert path.read_bytes() == data
+
+    path.unlink()
+    OPEN[service](f"sqlite:///{path}")
+
+
+@pytest.mark.parametrize("service", OPEN)
+def test_database_whose_pages_are_damaged_is_refused_when_it_is_opened(service: str, tmp_path: Path) -> None:
+    path = tmp_path / "one.sqlite"
+    OPEN[service](f"sqlite:///{path}")
+    with sqlite3.connect(path) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    connection.close()
+    data = path.read_bytes()
+    path.write_bytes(data[:100] + b"\xff" * (len(data) - 100))
+    for name in ("-wal", "-shm"):
+        path.with_name(path.name + name).unlink(missing_ok=True)
+    with pytest.raises(PhalanxError, match="database disk image is malformed"):
+        OPEN[service](f"sqlite:///{path}")
+
+
+def test_database_damaged_while_it_is_in_use_is_an_outside_error_with_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "one.sqlite"
+    database = SqlDatabase(f"sqlite:///{path}", MIGRATIONS, "data_schema_version")
+    database.close()  # the next transaction opens a connection again
+    path.write_bytes(os.urandom(20_000))
+    with (
+        pytest.raises(OutsideError, match=r"failed: .*not a database; .*delete .*made anew from storage"),
+        database.reading(),
+    ):
+        pass

@@ -15,7 +15,7 @@ from phalanx.home import make
 from phalanx.home.detached import wait_ready
 from phalanx.home.layout import Home
 from phalanx.home.make import HomeSettings, make_home
-from phalanx.home.state import held
+from phalanx.home.state import HomeState, ProcessState, held, write_state
 from phalanx.rpc.tokens import Role, Verifier
 
 INIT = ("up", "--init-only", "--port-base", "0")
@@ -213,3 +213,19 @@ def test_services_that_are_not_up_in_time_say_where_to_look_and_how_to_wait_long
     home = Home(tmp_path / "home")
     with pytest.raises(OutsideError, match=r"not up within 0 s; see .*up.*; give more seconds as --wait"):
         wait_ready(home, None, 0.0, lambda _: None, "give more seconds as --wait")
+
+
+def test_services_that_are_not_up_in_time_are_named_with_how_they_ended(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    processes = (
+        ProcessState("data", 7, ready=True, restarts=1, last_exit="SIGKILL"),
+        ProcessState("train", 0, ready=False, restarts=6, last_exit="exit code 1"),
+        ProcessState("agent", 8, ready=False, restarts=0),
+    )
+    with held(home):
+        write_state(home, HomeState(os.getpid(), "", processes))
+        with pytest.raises(OutsideError) as raised:
+            wait_ready(home, None, 0.3, lambda _: None)
+    (line,) = str(raised.value).splitlines()
+    assert "(train ended 6 times, last with exit code 1: see" in line and "train.log; agent is still starting)" in line
+    assert "data" not in line
