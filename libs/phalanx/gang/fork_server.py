@@ -51,7 +51,8 @@ class ForkServer:
     environ: laid over this process's own, LOCAL_DEFAULTS and LOCAL_FORCED. ready_deadline_s: for the imports, counted
     from the first order; half of it for a gang's start, where that is more than START_DEADLINE_S. remedy: how a user
     may lengthen it, said where it passes. Start it from a thread that outlives it. Its messages go to this process's
-    stderr.
+    stderr. `start` and `close` may come from several threads: a start that is under way ends with OutsideError when the
+    server is closed, and so does one after it.
     """
 
     def __init__(
@@ -67,11 +68,14 @@ class ForkServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: socket.socket | None = None
         self._lines = LineBuffer()
-        self._ready = False
+        self._ready = self._is_closed = False
         self._gang: Gang | None = None
+        self._lock = threading.RLock()  # of process, channel and gang; an RLock, as a signal may close inside a start
 
     def __enter__(self) -> Self:
-        self._spawn()
+        with self._lock:
+            self._is_closed = False
+            self._spawn()
         return self
 
     def __exit__(
@@ -81,42 +85,66 @@ class ForkServer:
 
     @property
     def pid(self) -> int | None:
-        return self._process.pid if self._process is not None else None
+        process = self._process
+        return process.pid if process is not None else None
 
     @property
     def is_alive(self) -> bool:
         """Whether the process runs that will fork; another one would import its modules anew."""
-        return self._process is not None and self._process.poll() is None
+        process = self._process
+        return process is not None and process.poll() is None
 
     def start(self, order: GangOrder, terminal_fd: int | None = None) -> Gang:
         """Fork a gang. terminal_fd: becomes the streams of `order.debug_rank`.
 
         Raises PhalanxError when a preloaded module cannot be imported or starts threads, or `order.address` is none of
-        this host's, GangBusyError while a gang lives, OutsideError when the server does not answer within its deadline
-        or the host cannot fork.
+        this host's, GangBusyError while a gang lives, OutsideError when the server does not answer within its deadline,
+        ends or is closed before it has, or the host cannot fork.
         """
         assert (terminal_fd is None) == (order.debug_rank is None), "a debug rank and its terminal come together"
-        if self._gang is not None and not self._gang.over:
-            raise GangBusyError("end the gang that lives before starting another")
-        try:
-            self._ensure_ready()
-            order.log_dir.mkdir(parents=True, exist_ok=True)
-            self._gang = self._order_gang(order, terminal_fd)
-        except BaseException:
-            self.close()  # whatever was forked in between dies with the server
-            raise
-        return self._gang
+        with self._lock:
+            self._refuse_closed()
+            if self._gang is not None and not self._gang.over:
+                raise GangBusyError("end the gang that lives before starting another")
+            try:
+                self._ensure_ready()
+                order.log_dir.mkdir(parents=True, exist_ok=True)
+                self._gang = self._order_gang(order, terminal_fd)
+            except ConnectionError as error:
+                self._end()
+                self._refuse_closed()
+                raise OutsideError(
+                    "the fork server ended before it took an order; its messages are on stderr"
+                ) from error
+            except BaseException:
+                self._end()  # whatever was forked in between dies with the server
+                raise
+            return self._gang
 
     def close(self) -> None:
-        """End the server and every rank of its gang; returns when the server is gone."""
+        """End the server and every rank of its gang, also while a start is under way; returns when the server is
+        gone.
+        """
+        self._is_closed = True  # before the channel is looked up: a start that opens one looks here next
+        _shut_down(self._channel)
+        with self._lock:
+            self._end()
+
+    def _refuse_closed(self) -> None:
+        if self._is_closed:
+            raise OutsideError("the fork server was closed before it had started the gang")
+
+    def _end(self) -> None:
+        """As `close`, but the next start makes another server."""
         process, channel = self._process, self._channel
         self._process = self._channel = None
         if channel is not None:
-            with suppress(OSError):
-                channel.shutdown(socket.SHUT_RDWR)  # also for the gang that still holds its copy
+            _shut_down(channel)  # also for the gang that still holds its copy
             channel.close()
         if process is None:
             return
+        if not self._ready:
+            process.kill()  # it has no ranks, and may not look up from its imports for long
         try:
             process.wait(CLOSE_DEADLINE_S)
         except subprocess.TimeoutExpired:
@@ -127,21 +155,26 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         main_thread = threading.current_thread() is threading.main_thread()
         parent = str(os.getpid() if main_thread else 0)  # the kernel's parent is a thread, and this one may end early
-        with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "phalanx.gang.server", str(theirs.fileno()), parent],
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                env=self._environ,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+        command = [sys.executable, "-m", "phalanx.gang.server", str(theirs.fileno()), parent]
+        try:
+            with theirs:
+                self._process = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=2,
+                    env=self._environ,
+                    pass_fds=[theirs.fileno()],
+                    start_new_session=True,
+                )
+        except OSError as error:
+            ours.close()
+            raise OutsideError(f"the fork server could not be started: {error}") from error
         self._channel, self._lines, self._ready = ours, LineBuffer(), False
         send_order(ours, {"order": "preload", "modules": self._preload})
 
     def _ensure_ready(self) -> None:
         if self._process is not None and self._process.poll() is not None:
-            self.close()
+            self._end()
         if self._process is None:
             self._spawn()
         if self._ready:
@@ -198,13 +231,22 @@ class ForkServer:
         assert self._channel is not None
         end_s = time.monotonic() + deadline_s
         while True:
+            self._refuse_closed()
             if not is_readable(self._channel, max(0.0, end_s - time.monotonic())):
                 remedy = f"; {self._remedy}" if self._remedy else ""
                 raise OutsideError(f"the fork server gave no answer within {deadline_s:g} s{remedy}")
             data, _ = receive(self._channel)
             if not data:
+                self._refuse_closed()
                 code = self._process.wait() if self._process is not None else None
                 raise OutsideError(f"the fork server ended with {code} before it answered; its messages are on stderr")
             messages = self._lines.feed(data)
             if messages:
                 return messages
+
+
+def _shut_down(channel: socket.socket | None) -> None:
+    """Ends a channel for both sides and wakes whoever waits on it; its number stays taken until it is closed."""
+    if channel is not None:
+        with suppress(OSError):
+            channel.shutdown(socket.SHUT_RDWR)
