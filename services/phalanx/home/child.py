@@ -29,6 +29,8 @@ _ALONE = signal.SIGUSR2
 
 def main() -> None:
     """Becomes the module."""
+    # Until the module has handlers of its own there is nothing to end in order: SIGTERM is no death then.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     given = _parsed(sys.argv[1:])
     try:
         if given.place is not None:

@@ -50,6 +50,7 @@ class _Child:
     ready: bool = False
     last_exit: str = ""
     log_start: int = 0
+    is_told: bool = False
 
     @property
     def state(self) -> ProcessState:
@@ -65,14 +66,22 @@ class _Child:
             self.process = subprocess.Popen(
                 self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        self.started_s, self.ready = time.monotonic(), False
+        self.started_s, self.ready, self.is_told = time.monotonic(), False, False
+
+    def tell(self) -> None:
+        """SIGTERM, once: a process that ends already has its handlers no more when its interpreter winds up, and a
+        second signal would kill it there.
+        """
+        if self.process is not None and not self.is_told:
+            self.process.terminate()
+            self.is_told = True
 
     def end(self, grace_s: float) -> bool:
         """SIGTERM, and SIGKILL after the grace; False when that was needed."""
         if self.process is None:
             return True
         is_willing = True
-        self.process.terminate()
+        self.tell()
         try:
             self.process.wait(grace_s)
         except subprocess.TimeoutExpired:
@@ -168,8 +177,7 @@ class Supervisor:
     def _terminate(self) -> None:
         """All at once: they end side by side."""
         for child in self._children:
-            if child.process is not None:
-                child.process.terminate()
+            child.tell()
 
     def _end_agent(self, child: _Child) -> tuple[str, ...]:
         """What its ranks did not commit. The agent ends them after their grace; only one that hangs is killed here."""

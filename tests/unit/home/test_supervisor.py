@@ -124,6 +124,49 @@ def test_supervisor_stopped_leaves_no_process_and_no_lock(home, start):
     assert read_state(home) is None
 
 
+def test_supervisor_tells_each_process_once_to_end(home, start):
+    """A second SIGTERM would kill one that is past its handlers."""
+    addresses = free("127.0.0.1")
+    ends_s = {"data": 0.2, "train": 0.6, "checkpoint": 1.0}
+    running = start({name: slow_to_end(addresses, name, end_s) for name, end_s in ends_s.items()}, addresses)
+    running.wait_state(lambda state: state.ready, "up")
+
+    running.end()
+
+    assert {each.last_exit for each in running.states[-1].processes} == {"exit code 0"}
+
+
+def slow_to_end(addresses: Addresses, name: str, end_s: float) -> list[str]:
+    """Healthy, and for so long with the signal's default after the first SIGTERM, as an interpreter that winds up."""
+    end = f"""
+    import signal, time
+    def end(*_):
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep({end_s})
+        os._exit(0)
+    signal.signal(signal.SIGTERM, end)
+    """
+    serve = textwrap.dedent(HEALTHY)
+    code = serve.replace("class Handler", textwrap.dedent(end) + "class Handler")
+    return [sys.executable, "-c", code, addresses.metrics[name]]
+
+
+def test_child_told_to_end_before_its_module_has_handlers_ends_in_order(tmp_path):
+    (tmp_path / "slow.py").write_text(
+        f"import pathlib, signal\npathlib.Path({str(tmp_path / 'up')!r}).write_text('up')\nsignal.pause()\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-m", "phalanx.home.child", str(os.getpid()), "slow"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])},
+    )
+    try:
+        until((tmp_path / "up").exists, "the module runs")
+        child.terminate()
+        assert child.wait(DEADLINE_S) == 0
+    finally:
+        child.kill()
+
+
 def test_supervisor_user_error_ends_everything_with_the_words_of_the_process(home, start):
     addresses = free("127.0.0.1")
     say = "import sys; sys.stderr.write('phalanx: listen = 1: expected a free port\\n'); sys.exit(2)"
