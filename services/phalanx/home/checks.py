@@ -20,23 +20,38 @@ _REGION = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]{0,63}")
 
 
 def check_host(host: str) -> None:
-    """Where services are to listen. Raises PhalanxError unless it is an IPv4 address of this machine, or its name."""
-    reason = "no address"
-    if _HOST.fullmatch(host):
-        try:
-            address = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_STREAM)[0][4]
-            with socket.socket() as probe:
-                probe.bind(address)
-        except OSError as error:
-            reason = error.strerror or str(error)
-        else:
-            return
-    raise PhalanxError(
-        "--host",
-        value=host,
-        expected=f"an IPv4 address of this machine, or its name ({reason})",
-        remedy="correct the address",
-    )
+    """Where services are to listen. Raises PhalanxError unless it is one IPv4 address of this machine, or its name:
+    nodes are told it, so it can't be all of them (0.0.0.0), nor one of many machines.
+    """
+    reason = _no_host(host) if _HOST.fullmatch(host) else "no IPv4 address or name"
+    if reason:
+        raise PhalanxError(
+            "--host",
+            value=host,
+            expected=f"an IPv4 address of this machine, or its name ({reason})",
+            remedy="correct the address",
+        )
+
+
+def _no_host(host: str) -> str:
+    """Why nobody can listen there and be told; "" where somebody can."""
+    try:
+        address = socket.getaddrinfo(host, 0, socket.AF_INET, socket.SOCK_STREAM)[0][4]
+        with socket.socket() as probe:
+            probe.bind(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return _no_single(str(address[0]))
+
+
+def _no_single(address: str) -> str:
+    """Why an address is not that of one machine; "" where it is."""
+    parsed = ipaddress.IPv4Address(address)
+    if parsed.is_unspecified:
+        return "this one means all of them, and nodes have to be told one"
+    if parsed.is_multicast or parsed == ipaddress.IPv4Address("255.255.255.255"):
+        return "this one means many machines"
+    return ""
 
 
 def check_name(name: str) -> None:

@@ -134,6 +134,11 @@ REFUSED = [
     ("--name", "a/b"),
     ("--name", "x" * 64),
     ("--host", ""),
+    ("--host", "0.0.0.0"),
+    ("--host", "0"),
+    ("--host", "::"),
+    ("--host", "224.0.0.1"),
+    ("--host", "255.255.255.255"),
     ("--host", "a b"),
     ("--host", "::1"),
     ("--host", "192.0.2.1"),
@@ -229,3 +234,9 @@ def test_services_that_are_not_up_in_time_are_named_with_how_they_ended(tmp_path
     (line,) = str(raised.value).splitlines()
     assert "(train ended 6 times, last with exit code 1: see" in line and "train.log; agent is still starting)" in line
     assert "data" not in line
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "0"])
+def test_host_that_means_all_addresses_is_refused_with_the_reason(say, tmp_path, host):
+    one_line(say(*INIT, "--home", tmp_path / "home", "--host", host), f"--host is '{host}'", "all of them")
+    assert not (tmp_path / "home").exists()
