@@ -70,7 +70,8 @@ class RegisteredJob:
     """A job as it was submitted.
 
     storage: URL of `[job] storage`. spec: the job file, resolved, as plain JSON. request_id: of its submission.
-    owner: subject of the token that submitted it. created: when, by the clock of the service, for people only.
+    owner: subject of the token that submitted it. created: when, by the clock of the service, for people and for the
+    order in which jobs that wait get slots.
     """
 
     project: str

@@ -46,6 +46,7 @@ from phalanx.train.replicas import NodeMemory
 from phalanx.train.reports import commit_draft, damage_draft
 from phalanx.train.shares import capacities, demand_of, order_of_start, prepared_demand, shares_of
 from phalanx.train.states import ACTIVE, Intent, Job, Preparation, Start
+from phalanx.train.turns import claimed_slots, in_turn
 
 LOG = logging.getLogger(__name__)
 TICK_S: Final = 0.5
@@ -175,7 +176,7 @@ class Controller:
                 LOG.exception("the loop goes on")
 
     def _look_at_all(self) -> None:
-        for job in self._book.jobs():
+        for job in in_turn(self._book.jobs()):
             if self._is_stopped.is_set():
                 return
             if job.state in ACTIVE or (job.state is JobState.SUSPENDED and job.intent is Intent.STOP):
@@ -256,7 +257,7 @@ class Controller:
 
     def _situation(self, job: Job, run: _Run) -> Situation:
         now_s, spec = self._clock(), self._spec(job, run)
-        nodes = self._launcher.nodes()
+        nodes, jobs = self._launcher.nodes(), self._book.jobs()
         self._note_times(job, run, now_s)
         shares: tuple[Share, ...] = ()
         check: Preparation | Cause | None = None
@@ -272,7 +273,9 @@ class Controller:
         return Situation(
             job=job,
             demand=self._demand(job, spec, run),
-            capacities=capacities(job, spec.cluster.device, nodes, self._book.jobs()),
+            capacities=capacities(
+                job, spec.cluster.device, nodes, jobs, claimed_slots(job, jobs, partial(self._waited_s, now_s))
+            ),
             agents={node.node_id: Agent(node.node_id, node.instance_id) for node in nodes if node.is_connected},
             shares=shares,
             check=check,
@@ -291,6 +294,11 @@ class Controller:
             run.revision, run.since_s = job.revision, now_s
         if run.stop != job.stop_order:
             run.stop, run.stop_s = job.stop_order, now_s
+
+    def _waited_s(self, now_s: float, job: Job) -> float:
+        """Since the last decision about a job, as far as this process has seen it."""
+        run = self._run(job.name)
+        return now_s - run.since_s if run.revision == job.revision else 0.0
 
     def _spec(self, job: Job, run: _Run) -> Spec:
         if run.spec is None or run.spec_revision is not job.spec:

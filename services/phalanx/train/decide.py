@@ -14,8 +14,9 @@ from typing import Any, Final
 from phalanx.lineage import CheckpointRef
 from phalanx.lineage.events import Assignment, Cause, EventType, JobState
 from phalanx.train.placement import Capacity, Demand, Misfit, Placement, place
-from phalanx.train.recovery import Remedy, backoff_s, is_exhausted, remedy_of
+from phalanx.train.recovery import Remedy, is_exhausted, remedy_of
 from phalanx.train.states import ON_NODES, WAITING, Intent, Job, Preparation, Start, Target
+from phalanx.train.turns import pause_s
 
 PEERS_GRACE_S: Final = 2.0  # for the ranks of other nodes, once one node's have failed
 MERGE_S: Final = 10.0  # how long the first cause is awaited from the other nodes
@@ -200,9 +201,9 @@ def _asked(job: Job) -> EventType:
 
 def _waiting(situation: Situation) -> Decision:
     job = situation.job
-    pause_s = backoff_s(max(job.num_without_progress, job.num_failed_starts, job.num_failed_checks))
-    if situation.age_s < pause_s:
-        return Decision(waits=f"waits {pause_s:g} s before the next try")
+    pause = pause_s(job)
+    if situation.age_s < pause:
+        return Decision(waits=f"waits {pause:g} s before the next try")
     found = place(situation.demand, situation.capacities)
     if isinstance(found, Misfit):
         return Decision(waits=found.why)

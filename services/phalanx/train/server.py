@@ -26,6 +26,7 @@ from phalanx.train.records import LastSteps, RecordLog, Told
 from phalanx.train.requests import Asked, Requests
 from phalanx.train.shares import free_slots
 from phalanx.train.states import Intent, Job
+from phalanx.train.turns import age
 from phalanx.train.values import IncidentAction, JobView, NodeView
 from phalanx.train.wire import cause_of, event_message, job_message, job_view, node_message, state_of
 
@@ -78,7 +79,7 @@ class TrainServicer(TrainServiceServicer):
             caller(context).require_project(project)
         size, before = _page_size(request.page_size), _page_start(request.page_token)
         scope, states = caller(context).project, {state_of(state) for state in request.states}
-        jobs = sorted(self._book.jobs(), key=_age, reverse=True)
+        jobs = sorted(self._book.jobs(), key=age, reverse=True)
         wanted = [
             job
             for job in jobs
@@ -86,7 +87,7 @@ class TrainServicer(TrainServiceServicer):
             and scope in ("", job.name.project)
             and request.owner in ("", job.registered.owner)
             and (not states or job.state in states)
-            and (before is None or _age(job) < before)
+            and (before is None or age(job) < before)
         ]
         token = _page_token(wanted[size - 1]) if len(wanted) > size else ""
         return pb.ListJobsResponse(jobs=map(self._message, wanted[:size]), next_page_token=token)
@@ -249,12 +250,8 @@ def _page_size(asked: int) -> int:
     return asked or DEFAULT_PAGE
 
 
-def _age(job: Job) -> tuple[str, str]:
-    return job.registered.created, str(job.name)
-
-
 def _page_token(job: Job) -> str:
-    return base64.urlsafe_b64encode(json.dumps(_age(job)).encode()).decode()
+    return base64.urlsafe_b64encode(json.dumps(age(job)).encode()).decode()
 
 
 def _page_start(token: str) -> tuple[str, str] | None:

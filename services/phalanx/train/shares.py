@@ -88,9 +88,13 @@ def free_slots(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, int]:
     return free
 
 
-def capacities(job: Job, device: str, nodes: Sequence[Node], jobs: Iterable[Job]) -> tuple[Capacity, ...]:
-    """What the nodes can take of a job. device: what its ranks run on."""
-    free = free_slots(nodes, jobs)
+def capacities(
+    job: Job, device: str, nodes: Sequence[Node], jobs: Iterable[Job], claimed: Mapping[str, int]
+) -> tuple[Capacity, ...]:
+    """What the nodes can take of a job. device: what its ranks run on. claimed: slots of each node that are not for
+    it.
+    """
+    free = {node_id: max(0, num - claimed.get(node_id, 0)) for node_id, num in free_slots(nodes, jobs).items()}
     return tuple(
         Capacity(
             node.node_id,

@@ -143,6 +143,19 @@ def test_cause_of_the_node_that_says_most_is_told(world: World, client: TrainCli
         assert (job.cause.kind, job.cause.node_id) == ("out_of_memory", "n2")
 
 
+def test_jobs_that_wait_for_one_node_run_in_the_order_of_their_submission(world: World, client: TrainClient) -> None:
+    names = ("third", "second", "first")
+    for name in names:
+        client.submit(tables(world.storage, name))
+    with world.agent(slots=2) as agent:
+        for number, name in enumerate(names):
+            client.wait(name, until=(JobState.RUNNING,), timeout_s=20)
+            states = {job.name.rpartition("/")[2]: job.state for job in client.list()}
+            assert {states[later] for later in names[number + 1 :]} <= {JobState.QUEUED, JobState.PREPARING}
+            agent.end(1, pb.GANG_STATE_FINISHED, job=name)
+            client.wait(name, timeout_s=20)
+
+
 def test_two_jobs_share_a_node_by_its_slots(world: World, client: TrainClient) -> None:
     for name in ("one", "two", "three"):
         client.submit(tables(world.storage, name))
