@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 Mode = Literal["none", "selective", "full"]
 
@@ -37,6 +37,11 @@ _KEPT = frozenset(
 )
 # By name, as they are registered only where their kernels are imported.
 _KEPT_NAMES = frozenset({"torch_attn._varlen_attn", "flex_attention"})
+# Marks for a profiler compute nothing, and fully_shard sets others for a module inside a block (experts over ep) when
+# the block's inside is done again; torch 2.13 wants each operation as often as in forward.
+SAC_IGNORED_OPS.update(
+    {torch.ops.profiler._record_function_enter_new.default, torch.ops.profiler._record_function_exit._RecordFunction}
+)
 
 
 def recomputing(forward: Callable[..., Any], mode: Mode) -> Callable[..., Any]:

@@ -19,6 +19,7 @@ from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
 from phalanx.models.protocol import split_evenly
 from phalanx.parallel.initialise import fill
+from phalanx.parallel.recompute import recomputing
 from phalanx.parallel.sharding import prepare_blocks
 from phalanx.spec.parallel import ActivationCheckpoint
 
@@ -116,3 +117,21 @@ def test_blocks_are_chosen_by_their_number_in_the_whole_model() -> None:
         prepare_blocks(stage, ActivationCheckpoint.model_validate({"mode": "selective", "every": 3}), compiled=False)
         found += recomputed(stage)
     assert found == ["0", "3"]
+
+
+def test_marks_for_a_profiler_may_differ_where_the_inside_is_done_again():
+    weight, rounds = torch.randn(4, 4, requires_grad=True), []
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        rounds.append(len(rounds))
+        for number in range(1 + 2 * len(rounds)):
+            with torch.profiler.record_function(f"mark {number}"):
+                pass
+        return torch.mm(x, weight).sin()
+
+    x = torch.randn(3, 4, requires_grad=True)
+    recomputing(forward, "selective")(x).sum().backward()
+    assert rounds == [0, 1]
+    again = x.detach().requires_grad_()
+    (expected,) = torch.autograd.grad(torch.mm(again, weight.detach()).sin().sum(), again)
+    assert torch.equal(x.grad, expected)
