@@ -41,6 +41,10 @@ class CountingStore(ScopedStore):
         self.read_keys.append(key)
         return super().read(key, offset, length)
 
+    def read_piece(self, key, offset, length):
+        self.read_keys.append(key)
+        return super().read_piece(key, offset, length)
+
     def local_path(self, key):
         return None
 
