@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -190,3 +192,22 @@ def test_services_and_a_job_on_s3_by_the_same_commands(s3_prefix: str, ministack
         command.wait_until_nothing_lives()
     proof = json.loads(run_cli(["data", "verify", path, "--json"]).out)
     assert proof["ok"] and proof["steps"] == 8
+
+
+def test_stack_tells_of_a_rank_that_is_stopped(corpus: str, tmp_path: Path, shared: Services) -> None:
+    with shared.client() as client:
+        client.submit(resized(write_job(tmp_path, corpus, steps=FAR), name="mute"))
+        wait_for_step(client, "mute", 2)
+        one = shared.ranks()[0]
+        os.kill(one, signal.SIGSTOP)
+        try:
+            found = shared.told("job", "stack", "mute", code=1)
+            ((rank, why),) = found.pop("missing").items()
+            assert set(found) == {"0", "1"} and found.pop(rank) is None and "File" in "".join(found.values())
+            said = shared.cli("job", "stack", "mute", "--rank", rank, code=1)
+            assert said.out == "" and said.err.startswith(f"phalanx: rank {rank}: no stack within ")
+            assert "SIGSTOP" in why
+        finally:
+            os.kill(one, signal.SIGCONT)
+        client.stop("mute")
+        client.wait("mute", 60)
