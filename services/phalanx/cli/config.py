@@ -42,7 +42,21 @@ World = Annotated[
 
 
 def with_partial(overrides: Sequence[str] | None, partial: Sequence[str] | None) -> list[str]:
-    """The overrides of a job file, and the one that says which tensors a restore may leave out."""
+    """The overrides of a job file, and the one that says which tensors a restore may leave out. Raises PhalanxError for
+    a name that is blank, and where an override names them too.
+    """
+    if any(not each.strip(" ,") for each in partial or ()):
+        raise PhalanxError(
+            "--partial", value="", expected="the name of a tensor", remedy="name one, or leave the option out"
+        )
+    other = next((each for each in overrides or () if each.partition("=")[0].strip() == "checkpoint.partial"), None)
+    if partial and other is not None:
+        raise PhalanxError(
+            "--set",
+            value=other,
+            expected="no --partial beside it, which says the same key",
+            remedy="give one of the two",
+        )
     named = [f"checkpoint.partial={json.dumps(','.join(partial))}"] if partial else []
     return [*(overrides or ()), *named]
 

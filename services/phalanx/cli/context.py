@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from phalanx.cli.places import given_path
+from phalanx.cli.places import given_id, given_path
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -20,6 +20,17 @@ Context = Annotated[
         parser=given_path,
         metavar="FILE",
         help="Context of a cluster (default: $PHALANX_CONTEXT, or phalanx-home/client.toml).",
+        show_default=False,
+    ),
+]
+
+RequestId = Annotated[
+    str | None,
+    typer.Option(
+        "--request-id",
+        parser=given_id,
+        metavar="ID",
+        help="Repeat a request under its id: it counts once, and the answer is the same.",
         show_default=False,
     ),
 ]

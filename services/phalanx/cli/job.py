@@ -14,10 +14,10 @@ import typer
 
 from phalanx.cli import profile, stack
 from phalanx.cli.config import AsJson, Overrides, Partial, with_partial
-from phalanx.cli.context import Context, open_client
+from phalanx.cli.context import Context, RequestId, open_client
 from phalanx.cli.options import Option, named_as_given
 from phalanx.cli.output import print_facts, print_json, print_table
-from phalanx.cli.places import given, given_path
+from phalanx.cli.places import given, given_id, given_path
 from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _group = typer.Typer(no_args_is_help=True, help="Submit, watch, stop and resume 
 Name = Annotated[
     str, typer.Argument(metavar="JOB", help="NAME, PROJECT/NAME or projects/PROJECT/jobs/NAME.", parser=given)
 ]
-RequestId = Annotated[str, typer.Option("--request-id", help="Repeat a request under its id: the answer is the same.")]
 Revision = Annotated[
     int, typer.Option("--revision", min=0, help="Only if this is still the job's revision (0: do not check).")
 ]
@@ -57,7 +56,15 @@ def submit(
             help="Start from a checkpoint of another job (`JOB` for its latest).",
         ),
     ] = None,
-    name: Annotated[str, typer.Option(help="Name of a forked job (default: the other's with a number).")] = "",
+    name: Annotated[
+        str | None,
+        typer.Option(
+            parser=given_id,
+            metavar="NAME",
+            help="Name of a forked job (default: the other's with a number).",
+            show_default=False,
+        ),
+    ] = None,
     partial: Partial = None,
     dry_run: Annotated[
         bool,
@@ -66,7 +73,7 @@ def submit(
         ),
     ] = False,
     watch_: Annotated[bool, typer.Option("--watch", help="Go on watching it until it is over.")] = False,
-    request_id: RequestId = "",
+    request_id: RequestId = None,
     context: Context = None,
     as_json: AsJson = False,
 ) -> int:
@@ -77,14 +84,15 @@ def submit(
             expected="a job file, or --from JOB@STEP",
             remedy="name one of the two (`--from` takes the other job's file, changed by --set)",
         )
+    _require_effect(is_fork=job is None, name=name, partial=partial, watches=watch_, dry_run=dry_run)
     overrides = with_partial(overrides, partial)
+    source, at = _source_of(from_ or "")
     with open_client(context) as client:
         if job is not None:
-            submitted = client.submit(job, overrides, request_id=request_id, dry_run=dry_run)
+            submitted = client.submit(job, overrides, request_id=request_id or "", dry_run=dry_run)
         else:
-            source, _, at = str(from_).partition("@")
             submitted = client.fork(
-                source, at or "latest", overrides, name=name, request_id=request_id, dry_run=dry_run
+                source, at, overrides, name=name or "", request_id=request_id or "", dry_run=dry_run
             )
         for warning in submitted.warnings:
             sys.stderr.write(f"warning: {warning}\n")
@@ -96,6 +104,40 @@ def submit(
             said = "may be submitted" if dry_run else str(submitted.job.state)
             sys.stdout.write(f"{submitted.job.name}: {said}\n")
     return 0
+
+
+def _require_effect(
+    *, is_fork: bool, name: str | None, partial: Sequence[str] | None, watches: bool, dry_run: bool
+) -> None:
+    """Raises PhalanxError for an option that would do nothing beside the others."""
+    if not is_fork and name is not None:
+        raise PhalanxError(
+            "--name",
+            value=name,
+            expected="--from JOB@STEP beside it, as a job file says its own name",
+            remedy=f"write --set 'job.name=\"{name}\"' in its place",
+        )
+    if not is_fork and partial:
+        raise PhalanxError(
+            "--partial",
+            value=partial[0],
+            expected="--from JOB@STEP beside it, as a new job restores nothing",
+            remedy="leave it out, or write it as [checkpoint] partial into the job file",
+        )
+    if watches and dry_run:
+        raise PhalanxError(
+            "--watch", expected="no --dry-run beside it, which submits nothing to watch", remedy="give one of the two"
+        )
+
+
+def _source_of(text: str) -> tuple[str, str]:
+    """The job and its checkpoint that `--from` names: `JOB@STEP`, or `JOB` for its latest."""
+    source, at_sign, at = text.partition("@")
+    if at_sign and not at.strip():
+        raise PhalanxError(
+            "--from", value=text, expected="a checkpoint behind the @", remedy="write JOB@STEP, or JOB for its latest"
+        )
+    return source, at or "latest"
 
 
 @_group.command("ls")
@@ -204,27 +246,31 @@ def wait(
 @_group.command("stop")
 def stop(
     job: Name,
-    request_id: RequestId = "",
+    request_id: RequestId = None,
     revision: Revision = 0,
     context: Context = None,
     as_json: AsJson = False,
 ) -> None:
     """Have a job commit a checkpoint and end."""
     with open_client(context) as client, _revision_named(revision):
-        _print_job(client.stop(job, request_id=request_id, expected_revision=revision), as_json=as_json, short=True)
+        _print_job(
+            client.stop(job, request_id=request_id or "", expected_revision=revision), as_json=as_json, short=True
+        )
 
 
 @_group.command("suspend")
 def suspend(
     job: Name,
-    request_id: RequestId = "",
+    request_id: RequestId = None,
     revision: Revision = 0,
     context: Context = None,
     as_json: AsJson = False,
 ) -> None:
     """Have a job commit a checkpoint and leave its nodes, to be resumed."""
     with open_client(context) as client, _revision_named(revision):
-        _print_job(client.suspend(job, request_id=request_id, expected_revision=revision), as_json=as_json, short=True)
+        _print_job(
+            client.suspend(job, request_id=request_id or "", expected_revision=revision), as_json=as_json, short=True
+        )
 
 
 @_group.command("resume")
@@ -237,22 +283,22 @@ def resume(
             "--code", metavar="FOLDER", parser=given_path, help="Run the code of this folder from here on, packed anew."
         ),
     ] = None,
-    request_id: RequestId = "",
+    request_id: RequestId = None,
     revision: Revision = 0,
     context: Context = None,
     as_json: AsJson = False,
 ) -> None:
     """Go on with a suspended, stopped or failed job, in another layout where --set says so."""
     with open_client(context) as client, _revision_named(revision):
-        found = client.resume(job, overrides or (), code=code, request_id=request_id, expected_revision=revision)
+        found = client.resume(job, overrides or (), code=code, request_id=request_id or "", expected_revision=revision)
     _print_job(found, as_json=as_json, short=True)
 
 
 @_group.command("checkpoint")
-def checkpoint_now(job: Name, request_id: RequestId = "", context: Context = None, as_json: AsJson = False) -> None:
+def checkpoint_now(job: Name, request_id: RequestId = None, context: Context = None, as_json: AsJson = False) -> None:
     """Have a checkpoint taken at the next step boundary."""
     with open_client(context) as client:
-        _print_job(client.checkpoint_now(job, request_id=request_id), as_json=as_json, short=True)
+        _print_job(client.checkpoint_now(job, request_id=request_id or ""), as_json=as_json, short=True)
 
 
 def nodes(context: Context = None, as_json: AsJson = False) -> None:

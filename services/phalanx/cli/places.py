@@ -34,6 +34,15 @@ def given(text: str) -> str:
     return text
 
 
+def given_id(text: str) -> str:
+    """`text`, which is a request's id or a new job's name; typer names the option in the error for what is none."""
+    if not text.strip():
+        raise typer.BadParameter(
+            f"{text!r} names nothing: expected some characters; leave the option out to have one made"
+        )
+    return text
+
+
 def _is_loop(path: str) -> bool:
     try:
         Path(path).stat()

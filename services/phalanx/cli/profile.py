@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from phalanx.cli.config import AsJson, Overrides
-from phalanx.cli.context import Context, open_client
+from phalanx.cli.context import Context, RequestId, open_client
 from phalanx.cli.output import print_json, print_table
 from phalanx.cli.places import given, given_path
 from phalanx.core.errors import PhalanxError
@@ -37,9 +37,7 @@ def profile(
         Path | None,
         typer.Option("--out", metavar="DIR", help="Download what is stored into this folder.", parser=given_path),
     ] = None,
-    request_id: Annotated[
-        str, typer.Option("--request-id", help="Repeat a request under its id: it counts once.", show_default=False)
-    ] = "",
+    request_id: RequestId = None,
     context: Context = None,
     as_json: AsJson = False,
     overrides: Overrides = None,

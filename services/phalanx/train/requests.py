@@ -79,13 +79,7 @@ class Requests:
         after = checked_spec(parse_job(apply_overrides(dict(job.spec), [*named, *overrides]), check_world=True))
         require_forkable(before, after)
         ref = resolve(Lineage(self._book.store(source)), selector)
-        if after.training.steps <= ref.step:
-            raise PhalanxError(
-                "training.steps",
-                value=after.training.steps,
-                expected=f"more than the {ref.step} steps of the checkpoint that the fork starts from",
-                remedy="raise it, or start from an earlier checkpoint",
-            )
+        _require_steps_left(after, ref, "the fork starts from", "raise it, or start from an earlier checkpoint")
         origin = Origin(source.project, source.uid, ref.attempt, ref.step)
         # Registered under a lease, a fork is seen by whoever would remove its origin, or sees that it is being removed.
         with nullcontext() if dry_run else leased(self._book.store(source), ref, "fork"):
@@ -102,13 +96,13 @@ class Requests:
         return f"{source.uid}-{number}"
 
     def _take(self, asked: Asked, spec: Spec, origin: Origin | None, *, dry_run: bool) -> Taken:
-        check_request_id(asked.request_id, is_needed=not dry_run)
+        check_request_id(asked.request_id, is_needed=not dry_run or bool(asked.request_id))
         name = JobName(spec.job.project, spec.job.name)
         registered = RegisteredJob(
             name.project, name.uid, spec.job.storage, plain(spec), asked.request_id, asked.actor, now(), origin
         )
         existing = self._book.find(name)
-        other = None if dry_run else self._book.by_request(asked.request_id)
+        other = self._book.by_request(asked.request_id) if asked.request_id else None
         if existing is None and other is not None:
             raise _taken_id(asked.request_id, other)
         if existing is not None and not _is_same(existing.registered, registered):
@@ -155,7 +149,7 @@ class Requests:
 
     def resume(self, asked: Asked, name: JobName, overrides: Sequence[str]) -> Job:
         """The job, which goes on from its newest checkpoint, with other placement or free keys where wanted. Raises
-        Problems that name each key that can't change on resume.
+        Problems that name each key that can't change on resume, PhalanxError where no step is left.
         """
         kind = EventType.RESUMED
 
@@ -172,6 +166,8 @@ class Requests:
             before = parse_job(job.spec)
             after = checked_spec(parse_job(apply_overrides(dict(job.spec), overrides), check_world=True))
             require_resumable(before, after)
+            if job.checkpoint is not None:
+                _require_steps_left(after, job.checkpoint, "the job goes on from", "raise it")
             record = Record(kind, job.attempt, job.step, message=", ".join(overrides), data={"spec": plain(after)})
             return Draft(record, asked.actor, asked.request_id)
 
@@ -246,6 +242,17 @@ def resolve(lineage: Lineage, selector: str) -> CheckpointRef:
             "checkpoint", value=selector or "latest", expected=f"a checkpoint of the job ({there})", remedy="choose one"
         )
     return found[-1]
+
+
+def _require_steps_left(spec: Spec, ref: CheckpointRef, use: str, remedy: str) -> None:
+    """Raises PhalanxError where the checkpoint is already at the job's end. use: what starts from it."""
+    if spec.training.steps <= ref.step:
+        raise PhalanxError(
+            "training.steps",
+            value=spec.training.steps,
+            expected=f"more than the {ref.step} steps of the checkpoint that {use}",
+            remedy=remedy,
+        )
 
 
 def _is_same(there: RegisteredJob, given: RegisteredJob) -> bool:

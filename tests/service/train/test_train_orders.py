@@ -69,6 +69,24 @@ def test_resume_that_changes_an_identity_key_names_it(world: World, client: Trai
     assert client.get("tiny").revision == revision
 
 
+def test_resume_with_no_step_left_is_refused_as_a_fork_is(world: World, client: TrainClient) -> None:
+    """Be `training.steps` below what was reached or just that: a job that has succeeded can't be resumed again."""
+    client.submit(tables(world.storage))
+    with world.agent() as agent:
+        client.wait("tiny", until=RUNNING, timeout_s=20)
+        agent.train(1, 7)
+        client.stop("tiny")
+        stopped = client.wait("tiny", timeout_s=20)
+        for steps in (3, 7):
+            said = rf"^training\.steps is {steps}: expected more than the 7 steps of the checkpoint that "
+            with pytest.raises(PhalanxError, match=f"{said}the job goes on from; raise it$"):
+                client.resume("tiny", [f"training.steps={steps}"])
+            with pytest.raises(PhalanxError, match=f"{said}the fork starts from; raise it, or start from an earlier"):
+                client.fork("tiny", overrides=[f"training.steps={steps}"])
+        assert client.get("tiny") == stopped
+        assert client.resume("tiny", ["training.steps=8"]).num_steps == 8
+
+
 @pytest.mark.parametrize("ask", ["resume", "checkpoint_now"])
 def test_request_in_the_wrong_state_is_refused(world: World, client: TrainClient, ask: str) -> None:
     client.submit(tables(world.storage))
@@ -113,6 +131,13 @@ def test_dry_run_creates_nothing(world: World, client: TrainClient) -> None:
     assert (checked.job.name, checked.job.revision) == (JOB, 0)
     with pytest.raises(NotFound):
         client.get("tiny")
+
+
+def test_dry_run_of_a_request_id_that_another_job_has_is_refused(world: World, client: TrainClient) -> None:
+    client.submit(tables(world.storage), request_id="a")
+    with pytest.raises(AlreadyExists, match="request_id is 'a'"):
+        client.submit(tables(world.storage, "other"), request_id="a", dry_run=True)
+    assert client.submit(tables(world.storage, "other"), request_id="b", dry_run=True).job.revision == 0
 
 
 @pytest.mark.parametrize(

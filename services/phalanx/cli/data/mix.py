@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from phalanx.cli.config import AsJson
-from phalanx.cli.context import Context, open_client
+from phalanx.cli.context import Context, RequestId, open_client
 from phalanx.cli.output import print_json
 from phalanx.cli.places import given
 from phalanx.core.errors import PhalanxError
@@ -34,9 +34,7 @@ def mix(
         list[str],
         typer.Option("--set", metavar="NAME=WEIGHT", help="A source and its new weight; may be given several times."),
     ],
-    request_id: Annotated[
-        str, typer.Option("--request-id", help="Repeat a request under its id: it counts once.", show_default=False)
-    ] = "",
+    request_id: RequestId = None,
     context: Context = None,
     as_json: AsJson = False,
 ) -> None:

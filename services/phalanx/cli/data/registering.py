@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from phalanx.cli.config import AsJson
-from phalanx.cli.context import Context, open_client
+from phalanx.cli.context import Context, RequestId, open_client
 from phalanx.cli.data.arguments import Url
 from phalanx.cli.output import print_json
 
@@ -21,9 +21,7 @@ def register(group: typer.Typer) -> None:
 def register_dataset(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the dataset in the catalog.")],
     url: Url,
-    request_id: Annotated[
-        str, typer.Option("--request-id", help="Repeat a request under its id: the answer is the same.")
-    ] = "",
+    request_id: RequestId = None,
     made_from: Annotated[
         list[str] | None,
         typer.Option(
@@ -38,7 +36,7 @@ def register_dataset(
 ) -> None:
     """Add what `phalanx data prepare` wrote to the catalog of the services."""
     with open_client(context) as client:
-        version = client.register(name, url, request_id=request_id, made_from=made_from or ())
+        version = client.register(name, url, request_id=request_id or "", made_from=made_from or ())
     facts = {**asdict(version), "digest": version.digest}
     if as_json:
         print_json(facts)
