@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import logging
 import uuid
+from contextlib import suppress
+from pathlib import Path
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.objects import ObjectExists, ObjectMissing, ObjectStore
@@ -25,6 +27,32 @@ def warnings_of(store: ObjectStore) -> tuple[str, ...]:
         f"{store.url} is single-writer, because it has no create-only put: "
         "let no two processes run this job at once, or what one of them commits may be lost",
     )
+
+
+def require_writable(store: ObjectStore) -> None:
+    """Raises what the store raises where it takes no object: StoreDenied, StoreError. Files alone are tried, as
+    `warnings_of` writes to every other store; folders that were not there before are removed again.
+    """
+    if not store.url.startswith("file:"):
+        return
+    folder = Path(store.url.removeprefix("file://"))
+    made = [each for each in (folder, *folder.parents) if not _is_there(each)]
+    place = store.within(f"probe-{uuid.uuid4().hex}")
+    try:
+        place.create("object", _FIRST)
+        _remove(place)
+    finally:
+        for each in made:
+            with suppress(OSError):  # gone already, or another writer's objects are there meanwhile
+                each.rmdir()
+
+
+def _is_there(folder: Path) -> bool:
+    """Whether there is such a folder, as far as we may know."""
+    try:
+        return folder.exists()
+    except OSError:
+        return True
 
 
 def is_create_only(store: ObjectStore) -> bool:

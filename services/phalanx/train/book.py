@@ -10,14 +10,15 @@ import logging
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.lineage.events import EventLog, EventType, JobEvent
-from phalanx.lineage.registry import JobName, RegisteredJob, Registry
+from phalanx.lineage.registry import JobName, RegisteredJob, Registry, key_of
 from phalanx.objects import ObjectStore
-from phalanx.rpc.errors import NotFound, OutOfRange
+from phalanx.rpc.errors import FailedPrecondition, NotFound, OutOfRange
 from phalanx.train.decide import Record
 from phalanx.train.states import Job, begin, fold, state_after
 from phalanx.train.store import JobStore
@@ -63,8 +64,10 @@ class Book:
         self, root: ObjectStore, database: JobStore, on_event: Listener, *, kept_events: int = KEPT_EVENTS
     ) -> None:
         self._registry, self._database, self._on_event = Registry(root), database, on_event
+        self._root_url = root.url.rstrip("/")
         self._kept_events = kept_events
         self._entries: dict[JobName, _Entry] = {}
+        self._left_out: dict[JobName, str] = {}
         self._lock = threading.Lock()
         self._changed = threading.Condition(threading.Lock())
         self._num_changes = 0
@@ -73,8 +76,8 @@ class Book:
     # Reading.
 
     def load(self) -> None:
-        """Brings database and snapshots to what storage holds. A job that can't be read is left out, with an error in
-        the log: it must not hold up the others.
+        """Brings database and snapshots to what storage holds. A job that can't be read is left out, with a line in the
+        log: it must not hold up the others.
         """
         in_database = {job.name: job for job in self._database.jobs()}
         in_storage = set(self._registry.names())
@@ -83,18 +86,46 @@ class Book:
             self._database.forget(name)
         for name in sorted(in_storage):
             try:
-                self._load(in_database.get(name) or self._registered(name))
-            except (OutsideError, PhalanxError):
-                LOG.exception("%s is left out", name)
+                self._load(name, in_database.get(name))
+            except (OutsideError, PhalanxError) as error:
+                LOG.error("%s", self._left_out.get(name, error))
         self._is_loaded = True
 
     def _registered(self, name: JobName) -> RegisteredJob:
         found = self._registry.job(name.project, name.uid)
         if found is None:
-            raise OutsideError(f"{name} is listed and can't be read")
+            raise NotFound(
+                "job", value=str(name), expected="a job that was submitted", remedy="`phalanx job ls` lists them"
+            )
         return found
 
-    def _load(self, registered: RegisteredJob) -> _Entry:
+    def _load(self, name: JobName, known: RegisteredJob | None = None) -> _Entry:
+        """The job as storage has it now. known: its registration, where that was read. Raises NotFound,
+        FailedPrecondition where its storage refuses us, OutsideError; then it is one of `left_out`.
+        """
+        try:
+            entry = self._read(known or self._registered(name))
+        except NotFound:
+            with self._lock:
+                self._left_out.pop(name, None)
+            raise
+        except (OutsideError, PhalanxError) as error:
+            why, where = "; ".join(str(error).splitlines()), f"{self._root_url}/{key_of(name)}"
+            told = FailedPrecondition(
+                str(name),
+                expected=f"a job that can be reached ({why})",
+                remedy=f"mend that, or, if it never ran, free its name: remove {where}",
+            )
+            with self._lock:
+                self._left_out[name] = str(told) if isinstance(error, PhalanxError) else f"{name} is left out: {why}"
+            if isinstance(error, PhalanxError):
+                raise told from error
+            raise
+        with self._lock:
+            self._left_out.pop(name, None)
+            return self._entries.setdefault(name, entry)
+
+    def _read(self, registered: RegisteredJob) -> _Entry:
         store = registered.store()
         log, events = EventLog(store), self._database.events(registered.name)
         if events and log.event(events[-1].number) != events[-1]:
@@ -106,19 +137,38 @@ class Book:
         for event in events:
             job = fold(job, event)
         entry = _Entry(store, job)
-        self._catch_up(entry)
-        if entry.job.revision == 0:  # killed between the registration and the first event
-            first = Draft(Record(EventType.SUBMITTED), registered.owner, registered.request_id)
-            if not self._written(entry, first):
-                self._catch_up(entry)
-        with self._lock:
-            return self._entries.setdefault(registered.name, entry)
+        try:
+            self._catch_up(entry)
+            if entry.job.revision == 0:  # killed between the registration and the first event
+                first = Draft(Record(EventType.SUBMITTED), registered.owner, registered.request_id)
+                if not self._written(entry, first):
+                    self._catch_up(entry)
+        except (OutsideError, PhalanxError):
+            if entry.job.revision == 0:  # its name may be freed, and be another job's then
+                with suppress(OutsideError):
+                    self._database.forget(registered.name)
+            raise
+        return entry
 
     def jobs(self) -> tuple[Job, ...]:
         """All jobs, by name."""
         with self._lock:
             entries = tuple(self._entries.values())
         return tuple(sorted((entry.job for entry in entries), key=lambda job: job.name))
+
+    def left_out(self) -> dict[JobName, str]:
+        """The registered jobs that could not be read when they were last asked for, each with the line that says why
+        and what helps.
+        """
+        with self._lock:
+            found = dict(self._left_out)
+        return {name: why for name, why in sorted(found.items()) if self._is_registered(name)}
+
+    def _is_registered(self, name: JobName) -> bool:
+        try:
+            return self._registry.job(name.project, name.uid) is not None
+        except OutsideError:
+            return True
 
     def job(self, name: JobName) -> Job:
         """The job; raises NotFound."""
@@ -142,14 +192,7 @@ class Book:
     def _entry(self, name: JobName) -> _Entry:
         with self._lock:
             entry = self._entries.get(name)
-        if entry is not None:
-            return entry
-        registered = self._registry.job(name.project, name.uid)
-        if registered is None:
-            raise NotFound(
-                "job", value=str(name), expected="a job that was submitted", remedy="`phalanx job ls` lists them"
-            )
-        return self._load(registered)
+        return entry or self._load(name)
 
     # Changing.
 
@@ -158,7 +201,7 @@ class Book:
         found = self._registry.create_job(registered)
         with self._lock:
             entry = self._entries.get(found.name)
-        return (entry or self._load(found)).job
+        return (entry or self._load(found.name, found)).job
 
     def change(self, name: JobName, decision: Callable[[Job], Draft | None]) -> Job:
         """The job after the event that `decision` asks for on the newest snapshot (None: nothing is to be done). It

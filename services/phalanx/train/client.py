@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -50,6 +51,7 @@ __all__ = [
     "event_message",
 ]
 
+LOG = logging.getLogger(__name__)
 SERVICE: Final = "train"
 # Every method may be repeated: writes by their request id.
 IDEMPOTENT: Final = (
@@ -154,7 +156,9 @@ class TrainClient:
     def list(
         self, project: str = "", *, owner: str = "", states: Iterable[JobState] = (), page_size: int = 0
     ) -> Iterator[JobView]:
-        """Jobs, newest first; pages are fetched as they are needed."""
+        """Jobs, newest first; pages are fetched as they are needed. Registered jobs that the service can't read are
+        told in the log.
+        """
         token = ""
         while True:
             request = asked(
@@ -166,6 +170,8 @@ class TrainClient:
                 page_token=token,
             )
             page = self._stub.ListJobs(request)
+            for warning in page.warnings:
+                LOG.warning("%s", warning)
             yield from map(job_of, page.jobs)
             token = page.next_page_token
             if not token:

@@ -25,7 +25,7 @@ from phalanx.train.book import Book, Draft, now
 from phalanx.train.decide import Record
 from phalanx.train.states import ON_NODES, RESUMABLE, Intent, Job, begin, state_after
 from phalanx.trainer.places import job_store
-from phalanx.trainer.promise import warnings_of
+from phalanx.trainer.promise import require_writable, warnings_of
 
 _SELECTOR = re.compile(r"a([0-9]+)-s([0-9]+)")
 _MAX_REQUEST_ID = 200
@@ -109,7 +109,9 @@ class Requests:
             raise _taken_name(existing, registered)
         if existing is not None:
             return Taken(existing)
-        warnings = warnings_of(job_store(spec))
+        store = job_store(spec)  # tried before the name is taken, which is for ever
+        require_writable(store)
+        warnings = warnings_of(store)
         if dry_run:
             return Taken(begin(registered), warnings)
         job = self._book.register(registered)

@@ -90,7 +90,9 @@ class TrainServicer(TrainServiceServicer):
             and (before is None or age(job) < before)
         ]
         token = _page_token(wanted[size - 1]) if len(wanted) > size else ""
-        return pb.ListJobsResponse(jobs=map(self._message, wanted[:size]), next_page_token=token)
+        left_out = self._book.left_out().items() if before is None else ()
+        told = [why for name, why in left_out if project in ("", name.project) and scope in ("", name.project)]
+        return pb.ListJobsResponse(jobs=map(self._message, wanted[:size]), next_page_token=token, warnings=told)
 
     def StopJob(  # noqa: N802 - the contract's name
         self, request: pb.StopJobRequest, context: grpc.ServicerContext

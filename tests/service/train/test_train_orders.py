@@ -13,6 +13,8 @@ from phalanx.api.train.v1 import train_service_pb2 as pb
 from phalanx.api.train.v1.train_service_pb2_grpc import TrainServiceStub
 from phalanx.core.errors import PhalanxError
 from phalanx.lineage.plan import SKIP_KIND
+from phalanx.lineage.registry import RegisteredJob, Registry
+from phalanx.objects import open_store
 from phalanx.rpc import AlreadyExists, Denied, FailedPrecondition, NotFound, Role, connect
 from phalanx.train.client import JobState, TrainClient
 
@@ -131,6 +133,33 @@ def test_dry_run_creates_nothing(world: World, client: TrainClient) -> None:
     assert (checked.job.name, checked.job.revision) == (JOB, 0)
     with pytest.raises(NotFound):
         client.get("tiny")
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_submit_whose_storage_takes_nothing_is_refused_and_leaves_nothing(
+    world: World, client: TrainClient, dry_run: bool
+) -> None:
+    with pytest.raises(PhalanxError, match=r"^/proc/x/.*expected a folder that can be made and written"):
+        client.submit(tables("file:///proc/x"), request_id="a", dry_run=dry_run)
+    assert list(Registry(open_store(world.storage)).names()) == [] and list(client.list()) == []
+    assert client.submit(tables(world.storage), request_id="a").job.state is JobState.QUEUED
+
+
+def test_registered_job_that_cannot_be_reached_is_told_by_the_list(
+    world: World, client: TrainClient, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = "file:///proc/x"
+    lost = RegisteredJob("default", "lost", url, tables(url, "lost"), "r", "ann")
+    Registry(open_store(world.storage)).create_job(lost)
+    client.submit(tables(world.storage))
+    with pytest.raises(FailedPrecondition, match=r"expected a job that can be reached .*free its name: remove"):
+        client.submit(tables(world.storage, "lost"))
+    assert [job.name for job in client.list(page_size=1)] == [JOB]
+    told = [record.getMessage() for record in caplog.records if record.name == "phalanx.train.client"]
+    assert len(told) == 1 and told[0].startswith("projects/default/jobs/lost: expected a job that can be reached")
+    open_store(world.storage).delete(lost.key)
+    assert client.submit(tables(world.storage, "lost")).job.name == "projects/default/jobs/lost"
+    assert len(list(client.list())) == 2
 
 
 def test_dry_run_of_a_request_id_that_another_job_has_is_refused(world: World, client: TrainClient) -> None:

@@ -14,7 +14,7 @@ from phalanx.lineage.documents import encode_document
 from phalanx.lineage.events import Assignment, EventLog, EventType, JobState
 from phalanx.lineage.registry import JobName, RegisteredJob, Registry
 from phalanx.objects import open_store
-from phalanx.rpc import NotFound, OutOfRange
+from phalanx.rpc import FailedPrecondition, NotFound, OutOfRange
 from phalanx.train.attempts import open_attempt
 from phalanx.train.book import Book, Draft
 from phalanx.train.decide import Record
@@ -108,6 +108,51 @@ def test_database_that_contradicts_storage_is_read_anew(tmp_path: Path) -> None:
 
     store.add_event(NAME, replace(event, number=2, type=EventType.STOP_REQUESTED, writer="nobody"))
     assert make_book(tmp_path).job(NAME) == job
+
+
+def unreachable(folder: Path) -> RegisteredJob:
+    """A job that was registered while its storage could be written, and is not since."""
+    url = "file:///proc/x"
+    spec = {**SPEC, "job": {"name": "tiny", "storage": url}}
+    return RegisteredJob("default", "tiny", url, spec, "r", "ann")
+
+
+def test_job_that_cannot_be_reached_is_one_line_that_says_what_helps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = tmp_path / "root"
+    Registry(open_store(f"file://{root}")).create_job(unreachable(tmp_path))
+    book = make_book(tmp_path)
+    (record,) = [each for each in caplog.records if each.name == "phalanx.train.book"]
+    line = record.getMessage()
+    assert record.exc_info is None and "\n" not in line
+    assert line.startswith(f"{NAME}: expected a job that can be reached (/proc/x/")
+    assert line.endswith(f"if it never ran, free its name: remove file://{root}/registry/jobs/default/tiny.json")
+    assert book.left_out() == {NAME: line} and book.jobs() == ()
+    for ask in (book.job, book.find, book.refresh):
+        with pytest.raises(FailedPrecondition) as caught:
+            ask(NAME)
+        assert str(caught.value) == line
+
+
+def test_name_that_was_freed_is_another_jobs_before_and_after_a_start(tmp_path: Path) -> None:
+    Registry(open_store(f"file://{tmp_path / 'root'}")).create_job(unreachable(tmp_path))
+    book = make_book(tmp_path)
+    (tmp_path / "root/registry/jobs/default/tiny.json").unlink()
+    assert book.left_out() == {} and book.find(NAME) is None
+    job = book.register(registered(tmp_path))
+    assert (job.state, job.registered) == (JobState.QUEUED, registered(tmp_path))
+    assert book.left_out() == {} and make_book(tmp_path).jobs() == (job,)
+
+
+def test_job_that_can_be_reached_again_goes_on_once_it_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "jobs").write_bytes(b"in the way")
+    Registry(open_store(f"file://{tmp_path / 'root'}")).create_job(registered(tmp_path))
+    book = make_book(tmp_path)
+    assert list(book.left_out()) == [NAME]
+    (tmp_path / "jobs").unlink()
+    assert book.job(NAME).state is JobState.QUEUED and book.left_out() == {}
+    assert [job.name for job in book.jobs()] == [NAME]
 
 
 def test_job_that_is_damaged_does_not_hold_up_the_others(tmp_path: Path) -> None:

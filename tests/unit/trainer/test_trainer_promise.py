@@ -13,7 +13,7 @@ from phalanx.core.errors import PhalanxError
 from phalanx.objects import ObjectExists, ObjectStore, StoreDenied, open_store
 from phalanx.objects.faults import FaultyStore, fail_before, on, short_read
 from phalanx.objects.memory import MemoryStore
-from phalanx.trainer.promise import is_create_only, warnings_of
+from phalanx.trainer.promise import is_create_only, require_writable, warnings_of
 
 
 def test_create_only_store_is_found_quickly_and_left_as_it_was(s3_prefix: str) -> None:
@@ -39,6 +39,35 @@ def test_files_and_memory_are_not_tried(tmp_path: Path) -> None:
         watched = FaultyStore(open_store(url))
         assert warnings_of(watched) == () and watched.calls == []
         assert is_create_only(watched)
+
+
+@pytest.mark.parametrize("kept", [".", "a", "a/b"])
+def test_folder_that_can_be_written_is_left_as_it_was(tmp_path: Path, kept: str) -> None:
+    (tmp_path / kept).mkdir(parents=True, exist_ok=True)
+    before = sorted(tmp_path.rglob("*"))
+    require_writable(open_store(f"file://{tmp_path}/a/b").within("projects/p/jobs/j/"))
+    assert sorted(tmp_path.rglob("*")) == before and tmp_path.is_dir()
+
+
+def test_folder_that_holds_objects_keeps_them(tmp_path: Path) -> None:
+    store = open_store(tmp_path.as_uri()).within("projects/p/jobs/j/")
+    store.create("events/1.json", b"1")
+    require_writable(store)
+    assert [info.key for info in store.list()] == ["events/1.json"]
+
+
+def test_place_that_takes_no_object_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for url in ("file:///proc/x", f"file://{tmp_path}/file", f"file://{tmp_path}/file/below"):
+        with pytest.raises(StoreDenied, match="expected a folder"):
+            require_writable(open_store(url).within("projects/p/jobs/j/"))
+    assert sorted(tmp_path.rglob("*")) == [tmp_path / "file"]
+
+
+def test_other_stores_are_not_tried_twice() -> None:
+    watched = FaultyStore(MemoryStore())
+    require_writable(watched)
+    assert watched.calls == []
 
 
 def test_store_that_loses_bytes_is_refused() -> None:
