@@ -86,6 +86,11 @@ class Checkpoint(Section):
         "",
     )
 
+    @property
+    def partial_names(self) -> tuple[str, ...]:
+        """The names in `partial`, each spelt out."""
+        return tuple(name.strip() for name in self.partial.split(",") if name.strip())
+
 
 class Validation(Section):
     """Evaluation on the held-out split."""

@@ -341,7 +341,7 @@ def _outer_names(job: Job, parent: Manifest, names: Sequence[str]) -> tuple[str,
 
 def left_out_names(job: Job) -> tuple[str, ...]:
     """The tensors that a restore may leave out, each spelt out."""
-    return tuple(name.strip() for name in job.checkpoint.partial.split(",") if name.strip())
+    return job.checkpoint.partial_names
 
 
 def tell_damage(parent: Manifest, damage: DamagedObject, control: Control, report: Callable[..., None]) -> None:

@@ -23,6 +23,7 @@ from phalanx.spec.job import plain
 from phalanx.spec.source import apply_overrides
 from phalanx.train.book import Book, Draft, now
 from phalanx.train.decide import Record
+from phalanx.train.partial import require_known
 from phalanx.train.states import ON_NODES, RESUMABLE, Intent, Job, begin, state_after
 from phalanx.trainer.places import job_store
 from phalanx.trainer.promise import require_writable, warnings_of
@@ -80,6 +81,7 @@ class Requests:
         require_forkable(before, after)
         ref = resolve(Lineage(self._book.store(source)), selector)
         _require_steps_left(after, ref, "the fork starts from", "raise it, or start from an earlier checkpoint")
+        require_known(before, after, self._book.store(source), ref)
         origin = Origin(source.project, source.uid, ref.attempt, ref.step)
         # Registered under a lease, a fork is seen by whoever would remove its origin, or sees that it is being removed.
         with nullcontext() if dry_run else leased(self._book.store(source), ref, "fork"):
@@ -170,6 +172,8 @@ class Requests:
             require_resumable(before, after)
             if job.checkpoint is not None:
                 _require_steps_left(after, job.checkpoint, "the job goes on from", "raise it")
+                if after.checkpoint.partial != before.checkpoint.partial:
+                    require_known(before, after, self._book.store(name), job.checkpoint)
             record = Record(kind, job.attempt, job.step, message=", ".join(overrides), data={"spec": plain(after)})
             return Draft(record, asked.actor, asked.request_id)
 

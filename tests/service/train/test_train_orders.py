@@ -89,6 +89,23 @@ def test_resume_with_no_step_left_is_refused_as_a_fork_is(world: World, client: 
         assert client.resume("tiny", ["training.steps=8"]).num_steps == 8
 
 
+def test_partial_that_names_no_tensor_is_refused_by_fork_and_resume(world: World, client: TrainClient) -> None:
+    client.submit(tables(world.storage))
+    with world.agent() as agent:
+        client.wait("tiny", until=RUNNING, timeout_s=20)
+        agent.train(1, 7)
+        client.stop("tiny")
+        stopped = client.wait("tiny", timeout_s=20)
+        wrong = ["checkpoint.partial=nosuchtensor"]
+        said = r"^checkpoint\.partial is 'nosuchtensor': expected a tensor of the job, or of its checkpoint"
+        with pytest.raises(PhalanxError, match=said):
+            client.resume("tiny", wrong)
+        for dry_run in (True, False):
+            with pytest.raises(PhalanxError, match=said):
+                client.fork("tiny", overrides=wrong, dry_run=dry_run)
+        assert client.get("tiny") == stopped and len(list(client.list())) == 1
+
+
 @pytest.mark.parametrize("ask", ["resume", "checkpoint_now"])
 def test_request_in_the_wrong_state_is_refused(world: World, client: TrainClient, ask: str) -> None:
     client.submit(tables(world.storage))
