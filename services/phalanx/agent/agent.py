@@ -121,6 +121,7 @@ class Agent:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            self._uplink.say_end()
             self._node.stop(self._grace_s)
             self._uplink.flush(FLUSH_DEADLINE_S)
         finally:

@@ -30,11 +30,14 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Session:
-    """One stream, as its sender sees it. resend: reports of earlier streams that come first."""
+    """One stream, as its sender sees it. resend: reports of earlier streams that come first. said_end: whether it was
+    said here that the agent ends.
+    """
 
     resend: deque[Numbered[Item]]
     answers: deque[pb.Answer] = field(default_factory=deque)
     is_over: bool = False
+    said_end: bool = False
 
 
 class Uplink:
@@ -59,6 +62,7 @@ class Uplink:
         self._outbox: Outbox[Item] = Outbox(max_waiting)
         self._changed = threading.Condition()
         self._session: _Session | None = None
+        self._is_ending = False
         self._stopped = threading.Event()
         self._end_stream: Callable[[], object] = lambda: None
         self._thread = threading.Thread(target=self._run, name="uplink", daemon=True)
@@ -79,6 +83,12 @@ class Uplink:
             if self._session is not None:
                 self._session.answers.append(answer)
                 self._changed.notify_all()
+
+    def say_end(self) -> None:
+        """Tells train, before anything that is told from now on, that nothing begins here any more."""
+        with self._changed:
+            self._is_ending = True
+            self._changed.notify_all()
 
     @property
     def is_connected(self) -> bool:
@@ -168,7 +178,7 @@ class Uplink:
             now_s = time.monotonic()
             if now_s >= heartbeat_at_s:
                 heartbeat_at_s = now_s + self._heartbeat_s
-                yield pb.ConnectRequest(heartbeat=pb.Heartbeat(num_dropped_records=self._outbox.num_dropped))
+                yield self._heartbeat()
             with self._changed:
                 is_due = now_s >= report_at_s
                 request = self._next(session, may_report=is_due)
@@ -181,10 +191,17 @@ class Uplink:
                     report_at_s = now_s + (SLOW_BATCH_S if is_slow else BATCH_S)
             yield request
 
+    def _heartbeat(self) -> pb.ConnectRequest:
+        told = pb.Heartbeat(num_dropped_records=self._outbox.num_dropped, is_ending=self._is_ending)
+        return pb.ConnectRequest(heartbeat=told)
+
     def _next(self, session: _Session, *, may_report: bool) -> pb.ConnectRequest | None:
         """What is to be sent now: nothing but the hello before train's welcome."""
         if self._session is not session:
             return None
+        if self._is_ending and not session.said_end:
+            session.said_end = True
+            return self._heartbeat()
         if session.answers:
             return pb.ConnectRequest(answer=session.answers.popleft())
         if session.resend:

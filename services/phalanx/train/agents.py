@@ -79,7 +79,8 @@ class AgentServicer(AgentServiceServicer):
     def _take(self, node_id: str, session: Session, request: pb.ConnectRequest) -> None:
         match request.WhichOneof("message"):
             case "heartbeat":
-                self._agents.heard(node_id, session, request.heartbeat.num_dropped_records)
+                told = request.heartbeat
+                self._agents.heard(node_id, session, told.num_dropped_records, is_ending=told.is_ending)
             case "report":
                 self._agents.heard(node_id, session)
                 self._agents.reported(node_id, session, request.report)

@@ -69,7 +69,9 @@ def _lost(node_id: str, why: str) -> Share:
 
 
 def free_slots(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, int]:
-    """Slots of each connected node that no job's ranks hold: neither by decision nor in fact."""
+    """Slots of each connected node that no job's ranks hold: neither by decision nor in fact. A node whose agent ends
+    has none.
+    """
     taken: dict[str, int] = {}
     decided: set[tuple[str, GangKey]] = set()
     for job in jobs:
@@ -84,7 +86,7 @@ def free_slots(nodes: Iterable[Node], jobs: Iterable[Job]) -> dict[str, int]:
             if gang.state is GangState.RUNNING and (node.node_id, gang.key) not in decided
         )
         left = node.inventory.num_slots - taken.get(node.node_id, 0) - strangers
-        free[node.node_id] = max(0, left) if node.is_connected else 0
+        free[node.node_id] = max(0, left) if node.is_connected and not node.is_ending else 0
     return free
 
 

@@ -189,6 +189,16 @@ def test_agent_that_ends_begins_nothing_and_calls_nothing_failed(world, start_ag
     assert world.train.ended(2) is None and not list(world.folder.rglob("attempt-2"))
 
 
+def test_agent_that_ends_says_so_before_the_end_of_its_gangs(world):
+    with Agent(world.agent_config(stop_grace_s=2.0, heartbeat_s=600.0), entry=ENTRY, preload=()):
+        wait_until(lambda: world.train.hellos, 10.0, "the agent's hello")
+        world.start_gang("wait")
+        wait_until(lambda: len(world.train.records("phase")) >= 2, 10.0, "all ranks wait")
+        assert not world.train.heartbeats
+    assert world.train.ended() is not None
+    assert [each.is_ending for each in world.train.heartbeats] == [True]
+
+
 def test_agent_sigterm_while_train_is_away_ends_all_the_same(world, start_agent):
     process = start_agent(stop_grace_s=0.5).process
     pids = world.start_gang("wait").gang_started.pids

@@ -15,6 +15,7 @@ from phalanx.rpc import Unavailable
 from phalanx.train.decide import Outcome
 from phalanx.train.launch.agents import ANSWER_MARGIN_S, RETURN_S, START_DEADLINE_S, Agents, Session
 from phalanx.train.launch.base import GangKey, Started, StartGang, To
+from phalanx.train.shares import free_slots
 
 JOB = "projects/default/jobs/tiny"
 KEY = GangKey(JOB, 1)
@@ -278,3 +279,16 @@ def test_who_waits_for_an_agent_hears_soon_that_its_stream_has_broken(kit: Kit) 
     kit.connect("b").session.close()  # whatever wakes it
     waiting.join(20.0)
     assert not waiting.is_alive() and len(found) == 1
+
+
+def test_agent_that_ends_has_no_free_slots_until_it_is_started_anew() -> None:
+    kit = Kit()
+    stream = kit.connect()
+    assert free_slots(kit.agents.nodes(), ()) == {"n1": 2}
+    kit.agents.heard("n1", stream.session, 0, is_ending=True)
+    assert free_slots(kit.agents.nodes(), ()) == {"n1": 0}
+    kit.agents.heard("n1", stream.session, 0)  # what follows may say nothing of it
+    stream = kit.connect("a")
+    assert free_slots(kit.agents.nodes(), ()) == {"n1": 0}
+    kit.connect("b")
+    assert free_slots(kit.agents.nodes(), ()) == {"n1": 2}

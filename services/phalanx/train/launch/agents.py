@@ -65,7 +65,7 @@ class Session:
 @dataclass(slots=True)
 class _Agent:
     """A node and the process of its agent that was heard last. taken: the last report that was taken. untold: reports
-    that are taken and not acknowledged, with the gang whose end they tell.
+    that are taken and not acknowledged, with the gang whose end they tell. is_ending: whether it said that it ends.
     """
 
     node_id: str
@@ -77,6 +77,7 @@ class _Agent:
     taken: int = 0
     untold: deque[tuple[int, GangKey | None]] = field(default_factory=deque)
     num_dropped: int = 0
+    is_ending: bool = False
     taking: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -144,13 +145,14 @@ class Agents:
                 agent.session, agent.heard_s = None, self._clock()
         self._tell()
 
-    def heard(self, node_id: str, session: Session, num_dropped: int | None = None) -> None:
-        """An agent lives."""
+    def heard(self, node_id: str, session: Session, num_dropped: int | None = None, *, is_ending: bool = False) -> None:
+        """An agent lives. is_ending: it said that this process of it begins nothing more."""
         with self._changed:
             agent = self._current(node_id, session)
             agent.heard_s = self._clock()
             if num_dropped is not None:
                 agent.num_dropped = num_dropped
+            agent.is_ending = agent.is_ending or is_ending
 
     def reported(self, node_id: str, session: Session, report: pb.Report) -> None:
         """Takes a report, once, whichever stream brings it first."""
@@ -412,6 +414,7 @@ def _node(agent: _Agent, now_s: float) -> Node:
         now_s - agent.heard_s,
         tuple(replace(gang) for gang in agent.gangs.values()),
         agent.num_dropped,
+        agent.is_ending,
     )
 
 

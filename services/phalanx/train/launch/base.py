@@ -76,7 +76,9 @@ class Inventory:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node that is known. instance_id: the process of its agent. silent_s: since it was last heard."""
+    """A node that is known. instance_id: the process of its agent. silent_s: since it was last heard. is_ending: that
+    process was told to end, and begins nothing more.
+    """
 
     node_id: str
     instance_id: str
@@ -85,6 +87,7 @@ class Node:
     silent_s: float
     gangs: tuple[HeldGang, ...] = ()
     num_dropped_records: int = 0
+    is_ending: bool = False
 
     def holds(self, key: GangKey) -> bool:
         """Whether ranks of that attempt live there, or their end is still to be told."""

@@ -314,16 +314,20 @@ class Heartbeat(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     NUM_DROPPED_RECORDS_FIELD_NUMBER: _builtins.int
+    IS_ENDING_FIELD_NUMBER: _builtins.int
     num_dropped_records: _builtins.int
     """Progress records that were dropped because train did not take them, since the agent started."""
+    is_ending: _builtins.bool
+    """Whether this process of the agent was told to end: nothing begins there any more. It stays so."""
     def __init__(
         self,
         *,
         num_dropped_records: _builtins.int = ...,
+        is_ending: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_dropped_records", b"num_dropped_records"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_ending", b"is_ending", "num_dropped_records", b"num_dropped_records"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
