@@ -194,10 +194,11 @@ def test_services_and_a_job_on_s3_by_the_same_commands(s3_prefix: str, ministack
     assert proof["ok"] and proof["steps"] == 8
 
 
+@pytest.mark.timeout(480)
 def test_stack_tells_of_a_rank_that_is_stopped(corpus: str, tmp_path: Path, shared: Services) -> None:
     with shared.client() as client:
         client.submit(resized(write_job(tmp_path, corpus, steps=FAR), name="mute"))
-        wait_for_step(client, "mute", 2)
+        wait_for_step(client, "mute", 2, 120)
         one = shared.ranks()[0]
         os.kill(one, signal.SIGSTOP)
         try:
@@ -210,4 +211,4 @@ def test_stack_tells_of_a_rank_that_is_stopped(corpus: str, tmp_path: Path, shar
         finally:
             os.kill(one, signal.SIGCONT)
         client.stop("mute")
-        client.wait("mute", 60)
+        client.wait("mute", 120)
