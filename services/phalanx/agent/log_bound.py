@@ -72,7 +72,7 @@ def _emptied(path: Path) -> bool:
         (path / REMOVED).touch()
         for each in path.iterdir():
             if each.name != REMOVED:
-                shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink()
+                shutil.rmtree(each) if each.is_dir() and not each.is_symlink() else each.unlink(missing_ok=True)
     except OSError as error:
         LOG.error("logs of ranks take more than they may, and %s can't be removed: %s", path, error)
         return False

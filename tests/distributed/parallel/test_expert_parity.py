@@ -4,6 +4,8 @@ balance) and the counts of one fp32 process.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,13 +90,17 @@ COMPILED = {
 }
 
 
-@pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("references")
-    paths = {name: str(folder / f"{name}.safetensors") for name in MODELS}
-    for name, model in MODELS.items():
+def references_in(folder: Path, models: Mapping[str, Any]) -> dict[str, str]:
+    """Files that one process writes of each model, by its name."""
+    paths = {name: str(folder / f"{name}.safetensors") for name in models}
+    for name, model in models.items():
         write_reference(paths[name], model)
     return paths
+
+
+@pytest.fixture(scope="module")
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return references_in(tmp_path_factory.mktemp("references"), MODELS)
 
 
 @pytest.mark.parametrize(("world_size", "names"), _gangs(TABLE))

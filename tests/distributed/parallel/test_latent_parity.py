@@ -7,8 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from parity import write_reference
-from test_expert_parity import DEEPSEEK
+from test_expert_parity import DEEPSEEK, references_in
 from test_parity import _case, _check_table, _gangs, _pipeline
 
 from phalanx.gang.fork_server import ForkServer
@@ -82,11 +81,7 @@ COMPILED = {"compiled": _of("latent", _case(), compile=True)}
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    folder = tmp_path_factory.mktemp("references")
-    paths = {name: str(folder / f"{name}.safetensors") for name in MODELS}
-    for name, model in MODELS.items():
-        write_reference(paths[name], model)
-    return paths
+    return references_in(tmp_path_factory.mktemp("references"), MODELS)
 
 
 @pytest.mark.parametrize(("world_size", "names"), _gangs(TABLE))
