@@ -2,10 +2,10 @@
 
 python -m benchmarks.planner.memory [NAME ...] [--page FILE.md]
 
-Counted is every allocation of torch's allocator in a rank, from the building of the model through two steps with the
-optimizer, and the pages of an optimizer state on disk, which lie outside of it: bytes of tensors. Every rank is
-compared with the planner's figure of its pipeline position; a row tells of the rank that is furthest off. --page: a
-Markdown file whose table is written anew.
+Counted is every allocation of torch's allocator in a rank, in all of its threads, from the building of the model
+through two steps with the optimizer, and the pages of an optimizer state on disk, which lie outside of it: bytes of
+tensors. Every rank is compared with the planner's figure of its pipeline position; a row tells of the rank that is
+furthest off. --page: a Markdown file whose table is written anew.
 
 In fp32: on a CPU the trainer's bf16 products are computed in fp32, whose copies no GPU has.
 """
@@ -13,11 +13,11 @@ In fp32: on a CPU the trainer's bf16 products are computed in fp32, whose copies
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
-import itertools
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -216,13 +216,34 @@ def make_job(case: Case, folder: str) -> Job:
 
 def peak(job: Job, ranks: int) -> tuple[int, int]:
     """This rank's place in the pipeline, and most bytes that were allocated at once."""
+    _count_in_all_threads()
     gc.collect()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
         place, beside = _train(job, ranks)
-    events = profiled.profiler.kineto_results.events()
-    changes = sorted((each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]")
+    changes = sorted(_changes(profiled), key=lambda each: each.start_time_ns)
     gc.collect()
-    return place, beside + max(itertools.accumulate(change for _, change in changes))
+    before = changes[0].extra_fields.total_allocated - changes[0].extra_fields.alloc_size
+    return place, beside + max(each.extra_fields.total_allocated for each in changes) - before
+
+
+def _count_in_all_threads() -> None:
+    """Torch's count of allocated bytes is of the whole process from here on.
+
+    Else it is of the threads that are profiled, and a buffer whose last holder is a thread of gloo is never let go of.
+    """
+    library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libc10.so"))
+    ctypes.c_bool.in_dll(library, "FLAGS_caffe2_report_cpu_memory_usage").value = True
+
+
+def _changes(profiled: profile) -> Iterator[Any]:
+    """Events of allocations and releases, in no order."""
+    assert profiled.profiler is not None and profiled.profiler.kineto_results is not None, "it has run"
+    stack = list(profiled.profiler.kineto_results.experimental_event_tree())
+    while stack:
+        event = stack.pop()
+        stack.extend(event.children)
+        if hasattr(event.extra_fields, "total_allocated"):
+            yield event
 
 
 def _train(job: Job, ranks: int) -> tuple[int, int]:

@@ -204,7 +204,7 @@ def test_restore_of_pages_stays_within_a_hard_limit_whatever_is_stored(tmp_path:
         assert done.returncode == 0, done.stderr
         expected = tensor[:, first : first + count].contiguous().numpy()
         assert done.stdout == xxhash.xxh3_64_hexdigest(expected)
-    none = restored_within(tmp_path, 0, HELD_COLUMNS, 1 << 20)
+    none = restored_within(tmp_path, 0, HELD_COLUMNS, 4 << 20)
     assert none.returncode == 1 and "alloc" in none.stderr, "a limit below one part is felt"
 
 
