@@ -64,6 +64,12 @@ class Found:
         ranks = [int(found[3]) for found in by_rank]
         return tuple(sorted({rank for rank in ranks if ranks.count(rank) == len(KINDS)}))
 
+    @property
+    def traces(self) -> dict[int, str]:
+        """Keys of the stored traces, by rank in order."""
+        found = filter(None, map(_KEY.fullmatch, self.stored))
+        return dict(sorted((int(each[3]), each[0]) for each in found if each[4] == "trace"))
+
 
 class Profiles:
     """The profiles of the job whose root `store` is."""

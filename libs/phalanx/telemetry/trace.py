@@ -23,9 +23,10 @@ _BACKENDS = ("gloo:", "nccl")
 class Timeline:
     """Of one rank's steps, each list of spans in order and without overlaps; microseconds of the trace's clock.
 
-    by_kind: the collectives one by one, by their names in the trace.
+    num_steps: 0 where the trace has none. by_kind: the collectives one by one, by their names in the trace.
     """
 
+    num_steps: int
     steps: tuple[Span, ...]
     computing: tuple[Span, ...]
     communicating: tuple[Span, ...]
@@ -46,10 +47,10 @@ class Timeline:
 def timeline(trace: bytes) -> Timeline:
     """Reads a trace as `phalanx job profile` stores it: what lies in its events `step N`, or all where it has none."""
     events = [each for each in json.loads(trace)["traceEvents"] if each.get("ph") == "X"]
-    steps = union(
+    marked = [
         _span(each) for each in events if _STEP.fullmatch(each["name"]) and each.get("cat") != "gpu_user_annotation"
-    )
-    steps = steps or union(map(_span, events))
+    ]
+    steps = union(marked or map(_span, events))
     has_kernels = any(each.get("cat") == "kernel" for each in events)
     by_kind: dict[str, list[Span]] = {}
     computing = []
@@ -64,6 +65,7 @@ def timeline(trace: bytes) -> Timeline:
     inside = {kind: tuple(span for span in spans if _is_in(span, steps)) for kind, spans in by_kind.items()}
     communicating = union(span for spans in inside.values() for span in spans)
     return Timeline(
+        len(marked),
         steps,
         intersection(union(computing), steps),
         intersection(communicating, steps),

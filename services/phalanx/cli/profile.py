@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,15 @@ def profile(
     steps: Annotated[int, typer.Option("--steps", help="How many steps to measure.")] = 3,
     ranks: Annotated[str, typer.Option("--ranks", metavar="R,R", help="Which ranks (default: all).")] = "",
     show: Annotated[bool, typer.Option("--list", help="List the profiles of the job and ask for none.")] = False,
+    summary: Annotated[
+        int | None,
+        typer.Option(
+            "--summary",
+            metavar="N",
+            help="Of each rank of profile N: time of computing and of communication, and how much of one lay beside "
+            "the other.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="DIR", help="Download what is stored into this folder.", parser=given_path),
@@ -49,12 +59,15 @@ def profile(
     from phalanx.lineage.profiles import Profiles
 
     wanted = _ranks_of(ranks)
+    _require_one(**{"--list": show, "--summary": summary is not None, "--out": out is not None})
     place = place_of(job, overrides or (), context)
     profiles = Profiles(place.store)
     if out is not None:
         _download(profiles, out, as_json=as_json)
     elif show:
         _list(profiles, as_json=as_json)
+    elif summary is not None:
+        _summarise(profiles, summary, as_json=as_json)
     else:
         _require_running(job, place, wanted, context)
         request = profiles.ask(steps, wanted, request_id or uuid.uuid4().hex)
@@ -71,6 +84,14 @@ def _ranks_of(text: str) -> tuple[int, ...]:
         if not (each.isascii() and each.isdigit() and len(each) <= 8):
             raise PhalanxError("--ranks", value=each, expected="ranks like 0,5", remedy="correct it")
     return tuple(sorted({int(each) for each in ranks}))
+
+
+def _require_one(**given: bool) -> None:
+    chosen = [option for option, is_given in given.items() if is_given]
+    if len(chosen) > 1:
+        raise PhalanxError(
+            chosen[1], expected=f"one of {', '.join(given)}", remedy=f"leave it or {chosen[0]} out, and ask twice"
+        )
 
 
 def _require_running(job: str, place: JobPlace, ranks: tuple[int, ...], context: Path | None) -> None:
@@ -118,6 +139,49 @@ def _facts(found: Found) -> dict[str, Any]:
         "attempt": None if found.taken is None else found.taken.attempt,
         "ranks_done": list(found.ranks_done),
         "stored": [{"key": key, "num_bytes": size} for key, size in found.stored.items()],
+    }
+
+
+def _summarise(profiles: Profiles, number: int, *, as_json: bool) -> None:
+    """Reads each trace of the profile, one after another, and tells of its rank."""
+    found = next((each for each in profiles.all() if each.request.number == number), None)
+    if found is None:
+        raise PhalanxError(
+            "--summary", value=number, expected="the number of a profile of the job", remedy="see --list for them"
+        )
+    ranks = [_timed(profiles, key, rank) for rank, key in found.traces.items()]
+    if as_json:
+        print_json({"profile": number, "ranks": ranks})
+        return
+    rows = [(each["rank"], each["steps"], *_figures(each)) for each in ranks]
+    columns = ("rank", "steps", "wall, s", "computing, s", "communication, s", "of it beside computing")
+    print_table(columns, rows, f"profile {number}" if rows else f"profile {number}: no trace is stored yet")
+
+
+def _figures(rank: Mapping[str, Any]) -> tuple[str, ...]:
+    share = rank["communication_beside_computing"]
+    times = (rank["wall_s"], rank["computing_s"], rank["communication_s"])
+    return *(f"{each:.3f}" for each in times), "-" if share is None else f"{share:.0%}"
+
+
+def _timed(profiles: Profiles, key: str, rank: int) -> dict[str, Any]:
+    """What a stored trace says, in seconds over all of its steps. Raises PhalanxError for one that is none."""
+    from phalanx.telemetry.trace import timeline, total
+
+    try:
+        read = timeline(profiles.read(key))
+    except (ValueError, KeyError, TypeError) as error:
+        raise PhalanxError(
+            key, expected="a Chrome trace of torch's profiler", remedy=f"measure anew: it can't be read ({error})"
+        ) from error
+    wall_us, computing_us, communicating_us = map(total, (read.steps, read.computing, read.communicating))
+    return {
+        "rank": rank,
+        "steps": read.num_steps,
+        "wall_s": wall_us / 1e6,
+        "computing_s": computing_us / 1e6,
+        "communication_s": communicating_us / 1e6,
+        "communication_beside_computing": read.share_beside if communicating_us else None,
     }
 
 

@@ -64,6 +64,13 @@ def test_profile_of_a_running_gang_is_listed_and_downloaded(path: Path, tmp_path
     assert trace["phalanx"]["job_rank"] == 1
 
 
+def test_summary_tells_how_much_of_a_ranks_communication_had_computation_beside_it(path: Path) -> None:
+    (rank,) = command(str(path), "--summary", "1")["ranks"]
+    assert (rank["rank"], rank["steps"]) == (1, STEPS)
+    assert 0 < rank["computing_s"] < rank["wall_s"] and 0 < rank["communication_s"] < rank["wall_s"]
+    assert 0 <= rank["communication_beside_computing"] <= 1
+
+
 def test_profile_of_a_rank_that_the_job_does_not_have_is_refused(path: Path) -> None:
     done = CliRunner().invoke(app, ["job", "profile", str(path), "--ranks", "0,2"])
     assert done.exit_code != 0 and "expected ranks from 0 to 1" in str(done.exception)

@@ -41,10 +41,12 @@ def test_only_what_lies_in_steps_counts() -> None:
         _trace(("step 1", 0, 10), ("step 2", 10, 20), ("aten::mm", 5, 15), ("aten::mm", 50, 60), ("gloo:send", 52, 58))
     )
     assert total(found.computing) == 10 and found.communicating == () and found.share_beside == 0
+    assert found.num_steps == 2
 
 
 def test_trace_without_steps_counts_whole() -> None:
-    assert timeline(_trace(("aten::mm", 5, 15), ("gloo:send", 10, 20))).share_beside == 0.5
+    found = timeline(_trace(("aten::mm", 5, 15), ("gloo:send", 10, 20)))
+    assert found.share_beside == 0.5 and found.num_steps == 0
 
 
 def test_on_a_gpu_kernels_alone_count() -> None:
