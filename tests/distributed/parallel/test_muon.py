@@ -1,4 +1,6 @@
-"""Muon in every kind of layout: the bits of one process, also where another layout's state was restored."""
+"""Muon in every kind of layout: the bits of one process, also where another layout's state was restored; of attention
+with keys and values of its own and with latent ones.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from muon_ranks import RESTORED_AT, STEPS, drawn, muon_job, run_steps
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from phalanx.core.box import HeldTensor, whole
 from phalanx.gang.fork_server import ForkServer
@@ -19,7 +21,13 @@ from phalanx.trainer.optimizer import optimizer_of
 
 pytestmark = pytest.mark.distributed
 
-ODD = {"vocab_size": 90, "n_layers": 5, "qk_norm": True}
+# Latent attention's widths are all different, so that none can stand for another.
+MLA = {"q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8}
+SIZES = {"vocab_size": 92, "n_layers": 5}
+MODELS: dict[str, dict[str, Any]] = {
+    "grouped": SIZES | {"qk_norm": True},
+    "latent": SIZES | {"n_kv_heads": 4, "mla": MLA},
+}
 TABLE: dict[int, dict[str, dict[str, Any]]] = {
     1: {"one": {}},
     2: {
@@ -39,18 +47,20 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "pp2_tp2_zbv": {"pp": 2, "tp": 2, "zero": 1, "schedule": "zbv"},
     },
 }
-TP_SIZES = {"vocab_size": 92}
 
 
-def _cases(world_size: int) -> dict[str, dict[str, Any]]:
-    return {name: {"model": ODD | TP_SIZES, "parallel": parallel} for name, parallel in TABLE[world_size].items()}
+def _cases(world_size: int, model: str) -> dict[str, dict[str, Any]]:
+    return {name: {"model": MODELS[model], "parallel": parallel} for name, parallel in TABLE[world_size].items()}
 
 
 @pytest.fixture(scope="module")
-def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Weights and optimizer state of one process at the start, at the step that is restored, and at the end."""
-    folder: Path = tmp_path_factory.mktemp("muon")
-    job = muon_job({"model": ODD | TP_SIZES, "world_size": 1})
+def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str]]:
+    """By model: weights and state of one process at the start, at the step that is restored, and at the end."""
+    return {name: _reference(MODELS[name], tmp_path_factory.mktemp(name)) for name in MODELS}
+
+
+def _reference(model: dict[str, Any], folder: Path) -> dict[str, str]:
+    job = muon_job({"model": model, "world_size": 1})
     held = [
         HeldTensor(name, shape, whole(shape), drawn(name, shape, 0)) for name, shape in parameter_shapes(job).items()
     ]
@@ -63,19 +73,19 @@ def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return paths
 
 
+@pytest.mark.parametrize("model", list(MODELS))
 @pytest.mark.parametrize("world_size", list(TABLE))
 def test_every_layout_applies_the_bits_of_one_process_and_goes_on_from_its_state(
-    fork_server: ForkServer, references: dict[str, str], world_size: int
+    fork_server: ForkServer, references: dict[str, dict[str, str]], world_size: int, model: str
 ) -> None:
-    arguments = {"cases": _cases(world_size), "references": references}
+    arguments = {"cases": _cases(world_size, model), "references": references[model]}
     rows = run_gang(fork_server, world_size, "muon_ranks:run_layouts", arguments, timeout_s=100)[0]
     assert rows.keys() == TABLE[world_size].keys()
     wrong = {name: row for name, row in rows.items() if row != [[], []]}
     assert not wrong
 
 
-def test_the_reference_changes_what_it_is_compared_by(references: dict[str, str]) -> None:
-    from safetensors.torch import load_file
-
-    start, end = load_file(references["0"]), load_file(references[str(STEPS)])
+@pytest.mark.parametrize("model", list(MODELS))
+def test_the_reference_changes_what_it_is_compared_by(references: dict[str, dict[str, str]], model: str) -> None:
+    start, end = load_file(references[model]["0"]), load_file(references[model][str(STEPS)])
     assert all(not torch.equal(start[name], end[name]) for name in start)
