@@ -1,9 +1,9 @@
-"""The state of an optimizer in pages of a file: updated page by page, the next one being read and the one before being
-written meanwhile; and read for a checkpoint while updates go on.
+"""The state of an optimizer in pages of a file: updated page by page, others being read and written meanwhile; and read
+for a checkpoint while updates go on.
 
 Every page has two slots in the file. A checkpoint pins the slots that are current when it begins; until it lets go, an
-update writes a pinned page to its other slot, so neither waits for the other. Three buffers of a page go round in an
-update. Killed anywhere: the file goes with the process, and the checkpoint is what a new one begins from.
+update writes a pinned page to its other slot, so neither waits for the other. Killed anywhere: the file goes with the
+process, and the checkpoint is what a new one begins from.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ from __future__ import annotations
 import mmap
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -21,11 +20,9 @@ import torch
 
 from phalanx.paging.file import PageFile
 from phalanx.paging.layout import BLOCK_BYTES, CUT, ELEMENT_BYTES, Chunk, PageLayout, page_layout
-from phalanx.snapshot.background import begin
+from phalanx.paging.ring import go_round
+from phalanx.planner.memory import DISK_SLOTS, PAGE_BUFFERS, page_bytes
 
-NUM_BUFFERS: Final = 3
-NUM_SLOTS: Final = 2
-BUDGET_PARTS: Final = 4  # the buffers of an update, and what a checkpoint reads through
 _PIECE_BYTES: Final = 4 << 20
 Update = Callable[[Sequence[Chunk], Sequence[torch.Tensor]], None]
 
@@ -36,10 +33,10 @@ class PagedState:
     def __init__(
         self, folder: Path, sizes: Sequence[int], num_moments: int, budget_bytes: int, *, direct: bool = True
     ) -> None:
-        self.layout: PageLayout = page_layout(sizes, num_moments, budget_bytes // BUDGET_PARTS)
+        self.layout: PageLayout = page_layout(sizes, num_moments, page_bytes(budget_bytes))
         num_pages = len(self.layout.pages)
-        self.file = PageFile(folder, NUM_SLOTS * num_pages * self.layout.page_bytes, direct=direct)
-        self._buffers = [_Buffer.of(self.layout) for _ in range(min(NUM_BUFFERS, num_pages))]
+        self.file = PageFile(folder, DISK_SLOTS * num_pages * self.layout.page_bytes, direct=direct)
+        self._buffers = _buffers(self.layout, min(PAGE_BUFFERS, num_pages))
         self._slots = [0] * num_pages
         self._pinned: list[int] | None = None
         self._lock = threading.Lock()
@@ -58,46 +55,28 @@ class PagedState:
         """Runs `act(chunks, planes)` of every page in order and keeps what it writes to the planes (one a moment, fp32
         [plane_elements]). Raises what `act` does, and DiskError; after either the state is no longer whole.
         """
-        writes: dict[int, Future[None]] = {}
-        reading: Future[None] | None = None
-        try:
-            for page, chunks in enumerate(self.layout.pages):
-                if reading is None:
-                    reading = self._reading(page, writes)
-                reading.result()
-                reading = self._reading(page + 1, writes) if page + 1 < len(self.layout.pages) else None
-                buffer = self._buffers[page % len(self._buffers)]
-                act(chunks, buffer.planes)
-                writes[page % len(self._buffers)] = begin(partial(self._write, page), "optimizer-write")
-        finally:
-            failures = [future.exception() for future in (*writes.values(), *([reading] if reading else []))]
-        for failure in failures:
-            if failure is not None:
-                raise failure
+        go_round(
+            len(self.layout.pages),
+            len(self._buffers),
+            self._read,
+            lambda page, buffer: act(self.layout.pages[page], self._buffers[buffer].planes),
+            self._write,
+        )
         self.file.settle()
 
-    def _reading(self, page: int, writes: dict[int, Future[None]]) -> Future[None]:
-        """Begins to read a page into its buffer, once what lies there is written."""
-        number = page % len(self._buffers)
-        before = writes.pop(number, None)
+    def _read(self, page: int, buffer: int) -> None:
+        self.file.read(self._offset(page, self._slots[page]), self._buffers[buffer].memory)
 
-        def act() -> None:
-            if before is not None:
-                before.result()
-            self.file.read(self._offset(page, self._slots[page]), self._buffers[number].memory)
-
-        return begin(act, "optimizer-read")
-
-    def _write(self, page: int) -> None:
+    def _write(self, page: int, buffer: int) -> None:
         with self._lock:
             slot = self._slots[page]
             if self._pinned is not None and self._pinned[page] == slot:
                 slot = 1 - slot
-        self.file.write(self._offset(page, slot), self._buffers[page % len(self._buffers)].memory)
+        self.file.write(self._offset(page, slot), self._buffers[buffer].memory)
         self._slots[page] = slot
 
     def _offset(self, page: int, slot: int) -> int:
-        return (NUM_SLOTS * page + slot) * self.layout.page_bytes
+        return (DISK_SLOTS * page + slot) * self.layout.page_bytes
 
     def pin(self) -> None:
         """Keeps the values of now for `pieces`, until `release`. One pin at a time, and between updates."""
@@ -204,11 +183,22 @@ class _Buffer:
     memory: memoryview
     planes: tuple[torch.Tensor, ...]
 
-    @staticmethod
-    def of(layout: PageLayout) -> _Buffer:
-        memory = _memory(layout.page_bytes)
-        whole = torch.frombuffer(memory, dtype=torch.float32)
-        return _Buffer(memoryview(memory), whole.view(layout.num_planes, -1).unbind())
+
+def _buffers(layout: PageLayout, count: int) -> list[_Buffer]:
+    """In one piece of huge pages where the system has them: direct access looks up and holds each page of memory that
+    it reads into or writes from, which of small ones takes more time than the rest of a request.
+    """
+    if not count:
+        return []
+    memory = _memory(count * layout.page_bytes)
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    planes = torch.frombuffer(memory, dtype=torch.float32).view(count, layout.num_planes, -1)
+    size = layout.page_bytes
+    return [
+        _Buffer(memoryview(memory)[number * size : (number + 1) * size], planes[number].unbind())
+        for number in range(count)
+    ]
 
 
 def _memory(num_bytes: int) -> mmap.mmap:

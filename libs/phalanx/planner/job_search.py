@@ -8,6 +8,7 @@ from typing import Any
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.gpus import Gpu, find_gpu
 from phalanx.planner.layouts import Task
+from phalanx.planner.memory import BUDGET_PARTS, page_bytes
 from phalanx.planner.network import cluster
 from phalanx.planner.search import Search
 from phalanx.planner.shape import LatentAttention, ModelShape, RunShape
@@ -95,12 +96,12 @@ def _precision(job: Job) -> str:
 
 
 def _paging_bytes(job: Job) -> int:
-    """Where the optimizer runs: on a GPU one page at a time, which is a quarter of what the host has for them."""
+    """Where the optimizer runs: on a GPU one page at a time, of those that the host has."""
     if job.optimizer.offload == "none":
         return 0
-    budget = int(job.optimizer.offload_gib * 2**30)
+    page = page_bytes(int(job.optimizer.offload_gib * 2**30))
     on_gpu = job.cluster.device == "cuda" and not job.parallel.cpu_offload
-    return budget // 4 if on_gpu else budget
+    return page if on_gpu else BUDGET_PARTS * page
 
 
 def gpu_of(job: Job) -> Gpu | None:

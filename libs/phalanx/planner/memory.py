@@ -35,6 +35,9 @@ from phalanx.spec.layout import Layout
 
 MASTER_BYTES, MOMENT_BYTES, GRADIENT_BYTES = 4, 8, 4
 DISK_SLOTS = 2  # places in the file of a page of optimizer state
+PAGE_BUFFERS = 7  # pages that an update has in memory
+BUDGET_PARTS = PAGE_BUFFERS + 1  # what a checkpoint reads through takes no more than a page
+MOST_PAGE_BYTES = 32 << 20  # larger ones are no faster, and let the first and the last ones of an update wait longer
 # Device context, communication buffers and the allocator's rounding: a round figure, not a measurement.
 RUNTIME_BYTES = 2 * 2**30
 
@@ -111,6 +114,11 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
         host_bytes=(MASTER_BYTES + GRADIENT_BYTES) * shard + optimizer if run.cpu_offload else 0,
         paged_bytes=moments if run.paging_bytes else 0,
     )
+
+
+def page_bytes(budget_bytes: int) -> int:
+    """Of a page of optimizer state at most, where a rank has `budget_bytes` of memory for pages."""
+    return min(budget_bytes // BUDGET_PARTS, MOST_PAGE_BYTES)
 
 
 def _sharded(held: RankParameters, layout: Layout) -> int:

@@ -97,8 +97,8 @@ class Optimizer(Section):
     implementation: Literal["fused", "foreach", "for-loop"] = key(Mark.FREE, "Kernel of the update.", "fused")
     offload: Literal["none", "nvme"] = key(
         Mark.FREE,
-        "Where the optimizer's state lies: in memory, or in pages of a file on a local disk, of which an update reads "
-        "one, computes one and writes one at a time; the numbers are the same.",
+        "Where the optimizer's state lies: in memory, or in pages of a file on a local disk, of which an update has a "
+        "few in memory at a time; the numbers are the same.",
         "none",
     )
     offload_folder: str | None = key(
@@ -108,7 +108,11 @@ class Optimizer(Section):
         min_length=1,
     )
     offload_gib: float = key(
-        Mark.FREE, "Memory of one rank for the pages that are in use.", 1.0, unit="GiB", ge=LEAST_OFFLOAD_GIB
+        Mark.FREE,
+        "Memory of one rank for the pages that are in use; more than 0.25 is not taken.",
+        0.25,
+        unit="GiB",
+        ge=LEAST_OFFLOAD_GIB,
     )
 
     @field_validator("args")

@@ -14,7 +14,8 @@ from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.paging import file as page_file
 from phalanx.paging.file import DiskError, PageFile
 from phalanx.paging.layout import CUT, Chunk, page_layout
-from phalanx.paging.state import BUDGET_PARTS, NUM_SLOTS, PagedState
+from phalanx.paging.state import PagedState
+from phalanx.planner.memory import BUDGET_PARTS, DISK_SLOTS
 
 SIZES = (5000, 0, 7, 1, 20_000, 64, 3 * CUT)
 BUDGET = BUDGET_PARTS * 2 * 2 * CUT * 4  # pages of two planes of two blocks
@@ -119,7 +120,7 @@ def test_file_has_no_name_and_all_of_its_space(tmp_path: Path) -> None:
     state = PagedState(tmp_path / "pages", SIZES, 2, BUDGET)
     assert list((tmp_path / "pages").iterdir()) == []
     found = os.fstat(state.file.fd)
-    assert found.st_size == NUM_SLOTS * len(state.layout.pages) * state.layout.page_bytes <= found.st_blocks * 512
+    assert found.st_size == DISK_SLOTS * len(state.layout.pages) * state.layout.page_bytes <= found.st_blocks * 512
     state.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         os.fstat(state.file.fd)

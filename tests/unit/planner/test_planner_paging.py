@@ -16,7 +16,7 @@ from phalanx.planner.parameters import count_parameters
 from phalanx.spec import Job, Layout, parse_job
 from phalanx.trainer import offload
 
-GIB = 1 << 30
+PAGE = 32 << 20  # however much memory there is for pages
 
 
 def job_of(folder: str = "/local/pages", nproc: int = 8, **keys: object) -> Job:
@@ -43,10 +43,10 @@ def test_state_on_a_disk_takes_a_few_pages_of_memory_and_the_checkpoint_stays_as
     model, run = model_shape(job), dataclasses.replace(run_shape(job), cpu_offload=cpu_offload)
     kept = rank_memory(model, layout, dataclasses.replace(run, paging_bytes=0))
     for before, after in zip(kept, rank_memory(model, layout, run), strict=True):
-        assert run.paging_bytes == GIB == after.optimizer_bytes, "a GPU holds one page of four"
+        assert run.paging_bytes == PAGE == after.optimizer_bytes, "a GPU holds one page"
         assert after.paged_bytes == before.optimizer_bytes and after.disk_bytes == 2 * before.optimizer_bytes
         assert after.state_bytes == before.state_bytes and before.disk_bytes == 0
-        saved = before.optimizer_bytes - GIB
+        saved = before.optimizer_bytes - PAGE
         if cpu_offload:
             assert before.host_bytes - after.host_bytes == saved and after.total_bytes == before.total_bytes
         else:
@@ -58,12 +58,20 @@ def test_a_node_holds_two_places_for_two_moments_of_all_its_parameters() -> None
     total = count_parameters(model_shape(job)).total
     for layout in (Layout(dp_shard=8), Layout(pp=2, dp_shard=4), Layout(dp_replicate=2, dp_shard=4)):
         found = paging_of(job, layout)
-        assert found is not None and found.memory_bytes == 4 * GIB
+        assert found is not None and found.memory_bytes == 8 * PAGE
         assert found.node_bytes == pytest.approx(16 * total * layout.dp_replicate, rel=0.01)
         assert found.rank_bytes * 8 >= found.node_bytes
     spread = paging_of(job, Layout(dp_shard=16))
     assert spread is not None and spread.node_bytes == pytest.approx(8 * total, rel=0.01)
-    assert amount(found.rank_bytes) in found.said and "/local/pages" in found.said and "4.0 GiB of memory" in found.said
+    assert amount(found.rank_bytes) in found.said and "/local/pages" in found.said
+    assert "256.0 MiB of memory" in found.said
+
+
+@pytest.mark.parametrize(("gib", "page"), [(8 / 1024, 1 << 20), (0.25, PAGE), (0.3, PAGE)])
+def test_page_is_an_eighth_of_the_memory_up_to_the_most_that_is_of_use(gib: float, page: int) -> None:
+    assert run_shape(job_of(offload_gib=gib)).paging_bytes == page
+    found = paging_of(job_of(offload_gib=gib), Layout())
+    assert found is not None and found.memory_bytes == 8 * page
 
 
 def test_model_of_the_users_is_counted_by_its_parameters() -> None:

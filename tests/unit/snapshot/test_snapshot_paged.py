@@ -21,7 +21,8 @@ from phalanx.core.box import Box, HeldTensor, whole
 from phalanx.objects import ObjectStore, StoreError, open_store
 from phalanx.objects.faults import FaultyStore, fail_before, on
 from phalanx.paging.layout import CUT
-from phalanx.paging.state import BUDGET_PARTS, PagedState
+from phalanx.paging.state import PagedState
+from phalanx.planner.memory import BUDGET_PARTS
 from phalanx.snapshot.load import iterate
 from phalanx.snapshot.paged import MIN_PART_BYTES, first_element, parts_of
 from phalanx.snapshot.restore import RestoreReport, restore

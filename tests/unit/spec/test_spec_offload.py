@@ -39,7 +39,7 @@ def test_key_that_cannot_be_is_one_line_with_its_remedy(keys, more, where, expec
 
 def test_state_on_disk_is_the_same_run():
     plain, paged = sample(), sample(optimizer=optimizer(**PAGED))
-    assert paged.optimizer.offload_gib == 1.0
+    assert paged.optimizer.offload_gib == 0.25
     assert plain.identity() == paged.identity() and plain.placement(2) == paged.placement(2)
 
 
