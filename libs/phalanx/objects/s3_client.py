@@ -67,11 +67,12 @@ def resolve(bucket: str, settings: StorageSettings) -> S3Access:
         client = session.create_client(
             "s3", region_name=settings.region, endpoint_url=settings.endpoint, verify=ca_bundle
         )
+        endpoint = _checked_endpoint(str(client.meta.endpoint_url))
         found = credentials.frozen()
     except (botocore.exceptions.BotoCoreError, ValueError) as error:
         raise StoreDenied(
             f"s3://{bucket}",
-            expected=f"usable settings ({error})",
+            expected=f"usable settings ({' '.join(str(error).split())})",
             remedy="check [storage], the AWS variables and ~/.aws/config",
         ) from error
     if found is None:
@@ -81,7 +82,6 @@ def resolve(bucket: str, settings: StorageSettings) -> S3Access:
             remedy="set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or name a profile in [storage]",
         )
     region = client.meta.region_name
-    endpoint = str(client.meta.endpoint_url)
     path_style = not _is_aws(endpoint) or "." in bucket
     return S3Access(
         bucket=bucket,
@@ -91,6 +91,18 @@ def resolve(bucket: str, settings: StorageSettings) -> S3Access:
         ca_bundle=ca_bundle,
         credentials=credentials,
     )
+
+
+def _checked_endpoint(endpoint: str) -> str:
+    """`endpoint`. Raises ValueError for what botocore lets pass and obstore does not."""
+    parts = urlsplit(endpoint)
+    try:
+        _ = parts.port
+    except ValueError as error:
+        raise ValueError(f"Invalid endpoint: {endpoint}: {error}") from error
+    if parts.scheme not in ("http", "https"):
+        raise ValueError(f"Invalid endpoint: {endpoint}: it is neither http:// nor https://")
+    return endpoint
 
 
 def _open_session(profile: str | None) -> Any:
@@ -128,8 +140,11 @@ def check_process() -> None:
 
 
 def make_engine(access: S3Access, timeout_s: float) -> Engine:
-    """An obstore client that gives up on one request after `timeout_s` and leaves retries to its caller."""
-    from obstore.store import S3Store as Engine
+    """An obstore client that gives up on one request after `timeout_s` and leaves retries to its caller.
+
+    Raises StoreDenied where the file of certificates can't be used.
+    """
+    from obstore.exceptions import BaseError
 
     check_process()
     endpoint = access.endpoint
@@ -142,6 +157,22 @@ def make_engine(access: S3Access, timeout_s: float) -> Engine:
     }
     if access.ca_bundle:
         options["root_certificate"] = _read_bundle(access)
+    try:
+        return _engine(access, endpoint, options)
+    except (ValueError, BaseError) as error:
+        if access.ca_bundle is None:
+            raise
+        raise StoreDenied(
+            "ca_bundle",
+            value=access.ca_bundle,
+            expected=f"a PEM file of certificates ({str(error).splitlines()[0]})",
+            remedy="correct [storage] ca_bundle or AWS_CA_BUNDLE",
+        ) from error
+
+
+def _engine(access: S3Access, endpoint: str, options: ClientConfig) -> Engine:
+    from obstore.store import S3Store as Engine
+
     return Engine(
         access.bucket,
         config={
@@ -164,7 +195,10 @@ def _read_bundle(access: S3Access) -> bytes:
         return Path(access.ca_bundle).read_bytes()
     except OSError as error:
         raise StoreDenied(
-            "ca_bundle", value=access.ca_bundle, expected="a readable PEM file", remedy="correct [storage] ca_bundle"
+            "ca_bundle",
+            value=access.ca_bundle,
+            expected="a readable PEM file",
+            remedy="correct [storage] ca_bundle or AWS_CA_BUNDLE",
         ) from error
 
 

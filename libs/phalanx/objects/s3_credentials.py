@@ -11,6 +11,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from phalanx.objects.base import StoreDenied
+
 # What a server says of credentials that were good once, whatever the status it says it with.
 EXPIRED_CODES = ("ExpiredToken", "TokenRefreshRequired", "RequestExpired")
 _QUIET_S = 60.0
@@ -36,9 +38,22 @@ class Credentials:
         return self._session
 
     def frozen(self) -> Any:
-        """Key, secret and token as they are now, or None where the chain has none."""
+        """Key, secret and token as they are now, or None where the chain has none.
+
+        Raises StoreDenied for one that no request can carry.
+        """
         found = self._session.get_credentials()
-        return None if found is None else found.get_frozen_credentials()
+        if found is None:
+            return None
+        frozen = found.get_frozen_credentials()
+        for name in ("access_key", "secret_key", "token"):
+            if not (getattr(frozen, name) or "").isprintable():
+                raise StoreDenied(
+                    f"AWS credentials from {found.method}",
+                    expected=f"printable characters alone in {name}",
+                    remedy="write them anew, without line ends and other control characters",
+                )
+        return frozen
 
     def renew(self) -> bool:
         """Looks through the chain again; returns whether it now gives other credentials than before."""
