@@ -142,7 +142,7 @@ class FileStore(ObjectStore):
         names: list[str] = []
         with translated(self.root), suppress(*_NO_FOLDER), os.scandir(self._folder(folder)) as entries:
             shown = (entry for entry in entries if not entry.name.endswith(TEMPORARY_SUFFIX))
-            names += [f"{folder}{slash}{entry.name}{'/' if entry.is_dir() else ''}" for entry in shown]
+            names += [f"{folder}{slash}{entry.name}{'/' if _is_folder(entry) else ''}" for entry in shown]
         yield from sorted(name for name in names if name.startswith(prefix))
 
     def _folder(self, key: str) -> Path:
@@ -170,7 +170,7 @@ class FileWriter(ObjectWriter):
 
     def write(self, chunk: BytesLike) -> None:
         rest = as_view(chunk)
-        with translated(self._temporary):
+        with translated(self._path):
             while rest:
                 num_bytes = os.write(self._file, rest[:STRIDE_BYTES])
                 self._writeback.appended(num_bytes)
@@ -289,7 +289,8 @@ def _prune(root: Path, folder: Path) -> None:
 
 
 def _collect(folder: Path, key: str, found: list[ObjectInfo]) -> None:
-    """Adds the objects below `folder`, whose own key is `key`; what vanishes meanwhile is left out.
+    """Adds the objects below `folder`, whose own key is `key`; what vanishes meanwhile, or is a link that leads
+    nowhere, is left out.
 
     Removes the temporary files of dead writers that it meets: nobody may ever write again in the folder of an attempt
     that was killed.
@@ -300,8 +301,37 @@ def _collect(folder: Path, key: str, found: list[ObjectInfo]) -> None:
             if entry.name.endswith(TEMPORARY_SUFFIX):
                 remove_if_dead(Path(entry.path))
                 continue
-            with suppress(FileNotFoundError):
-                if entry.is_dir():
-                    _collect(Path(entry.path), name, found)
-                else:
-                    found.append(ObjectInfo(name, entry.stat().st_size))
+            if _is_folder(entry):
+                _collect(Path(entry.path), name, found)
+                continue
+            num_bytes = _size(entry)
+            if num_bytes is not None:
+                found.append(ObjectInfo(name, num_bytes))
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except NotADirectoryError:  # a link through a file, which leads nowhere
+        return False
+    except OSError as error:
+        raise _unfollowed(entry, error) from error
+
+
+def _size(entry: os.DirEntry[str]) -> int | None:
+    """Bytes of a file; None where it is gone by now, or the entry is a link that leads nowhere."""
+    try:
+        return entry.stat().st_size
+    except _NO_FOLDER:
+        return None
+    except OSError as error:
+        raise _unfollowed(entry, error) from error
+
+
+def _unfollowed(entry: os.DirEntry[str], error: OSError) -> Exception:
+    """Links to folders are followed: one that leads into a circle would be listed without an end."""
+    if error.errno != errno.ELOOP:
+        return error
+    return StoreDenied(
+        entry.path, expected="no links that lead to each other or to a folder above", remedy="remove the link"
+    )

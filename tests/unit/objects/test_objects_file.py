@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import subprocess
@@ -214,3 +215,34 @@ def test_create_of_several_strides_is_whole_with_and_without_the_hint_to_the_ker
         writer.commit()
     assert store.read("whole") == data and store.read("streamed") == data
     assert hints == 2 * [(0, stride), (stride, stride)]
+
+
+def test_listing_passes_over_links_that_lead_nowhere(tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}")
+    for name in ("a", "m/b", "z"):
+        store.create(name, b"1")
+    for name, target in (("gone", "none"), ("through", "a/none"), ("m/gone", "none")):
+        (tmp_path / name).symlink_to(target)
+    assert [found.key for found in store.list()] == ["a", "m/b", "z"]
+    assert list(store.children()) == ["a", "gone", "m/", "through", "z"]
+
+
+@pytest.mark.parametrize("target", ["circle", ".", ".."])
+def test_listing_names_a_link_that_leads_in_a_circle(tmp_path: Path, target: str) -> None:
+    store = open_store(f"file://{tmp_path}/store")
+    store.create("m/b", b"1")
+    (tmp_path / "store" / "m" / "circle").symlink_to(target)
+    with pytest.raises(StoreDenied, match=r"store/m/circle.*: expected no links that lead to each other or to a fold"):
+        list(store.list())
+
+
+def test_create_on_a_full_disk_names_the_object(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    store = open_store(f"file://{tmp_path}")
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(StoreError) as raised:
+        store.create("shards/a.tar", b"data")
+    assert str(raised.value) == f"{tmp_path}/shards/a.tar: No space left on device"
+    assert not list(tmp_path.iterdir())
