@@ -102,6 +102,34 @@ def test_spark_gives_the_bytes_of_one_process_and_tells_a_users_mistake_in_one_l
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("master", ["bogus://x", "local[0]", "local[", "spark://host", "spark://host:x", "", "loca"])
+def test_spark_master_of_no_form_that_spark_knows_is_refused(master):
+    with pytest.raises(PhalanxError, match=r"--spark-master is .*: expected local, .*; write one of these forms"):
+        engine("spark", None, master)
+
+
+@pytest.mark.parametrize(
+    "master", ["local", "local[8]", "local[*]", "local[*,4]", "spark://a:7077,b:7077", "k8s://https://h:443", "yarn"]
+)
+def test_spark_master_of_a_form_that_spark_knows_is_taken(master):
+    assert engine("spark", None, master) is not None
+
+
+@pytest.mark.skipif(shutil.which("java") is None and not os.environ.get("JAVA_HOME"), reason="Spark needs Java 17")
+@pytest.mark.timeout(200)
+def test_spark_that_cannot_start_is_one_line_behind_what_spark_logs(tmp_path):
+    pytest.importorskip("pyspark")
+    (tmp_path / "a.txt").write_text("some text")
+    words = ["data", "prepare", tmp_path / "a.txt", "--out", f"file://{tmp_path}/out", "--vocab-size", "300"]
+    words += ["--engine", "spark", "--spark-master", "k8s://http://127.0.0.1:9"]
+    done = subprocess.run(
+        [sys.executable, "-m", "phalanx.cli", *words], capture_output=True, text=True, timeout=180, check=False
+    )
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert last.startswith("phalanx: Spark does not start with --spark-master k8s://http://127.0.0.1:9: "), last
+
+
 def workers_of(pid):
     children = psutil.Process(pid).children(recursive=True)
     return [child for child in children if WORKER in " ".join(_cmdline(child))]

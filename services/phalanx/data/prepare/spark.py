@@ -32,16 +32,27 @@ if TYPE_CHECKING:
 _POLL_S = 0.5
 _TRIES = 2
 _PYTHON = "PYSPARK_PYTHON"
+_MASTER = re.compile(
+    r"local(\[(\*|[1-9]\d*)(,[1-9]\d*)?\])?|local-cluster\[\s*\d+\s*,\s*\d+\s*,\s*\d+\s*\]|yarn"
+    r"|spark://[^\s:,/]+:\d+(,[^\s:,/]+:\d+)*|k8s://\S+"
+)
 _PYTHON_ERROR = re.compile(r"[\w.]+(Error|Exception|Interrupt): ")
 
 
 class Spark:
     """master: a Spark master URL, or None for what Spark's own settings say, else all local cores.
 
-    A session that is active already is used, and stays.
+    A session that is active already is used, and stays. Raises PhalanxError for a master that Spark knows no form of.
     """
 
     def __init__(self, master: str | None = None) -> None:
+        if master is not None and not _MASTER.fullmatch(master):
+            raise PhalanxError(
+                "--spark-master",
+                value=master,
+                expected="local, local[8], local[*], spark://host:7077, k8s://host:port or yarn",
+                remedy="write one of these forms",
+            )
         self._master = master
 
     def make(self, order: WorkOrder, out: ObjectStore, tasks: Sequence[Task], board: Board) -> None:
@@ -122,6 +133,7 @@ def _take(answer: dict[str, Any], board: Board, taken: set[int]) -> None:
 def _context(master: str | None) -> Iterator[SparkContext]:
     """A Spark context, stopped at the end unless it was there before. Raises PhalanxError where Spark cannot run."""
     try:
+        from py4j.protocol import Py4JError  # type: ignore[import-untyped]
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -152,8 +164,9 @@ def _context(master: str | None) -> Iterator[SparkContext]:
     os.environ.setdefault(_PYTHON, sys.executable)  # executors on this machine run this very Python
     try:
         session = builder.getOrCreate()
-    except PySparkException as error:
-        raise OutsideError(f"Spark does not start: {_first_line(error)}") from error
+    except (PySparkException, Py4JError) as error:
+        where = "" if master is None else f" with --spark-master {master}"
+        raise OutsideError(f"Spark does not start{where}: {_first_line(error)}") from error
     finally:
         if given is None:
             del os.environ[_PYTHON]
@@ -179,6 +192,7 @@ def _joining() -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    """What Python in an executor said, else the first line of what Java said."""
+    """What Python in an executor said, else the first line of what Java said (py4j writes it behind a colon)."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return next((line.strip() for line in lines if _PYTHON_ERROR.match(line)), lines[0])
+    java = (line.removeprefix(": ") for line in lines if line.startswith(": "))
+    return next((line.strip() for line in lines if _PYTHON_ERROR.match(line)), next(java, lines[0]))
