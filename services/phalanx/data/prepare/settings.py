@@ -7,6 +7,7 @@ from pathlib import Path
 
 from phalanx.core.errors import PhalanxError
 from phalanx.data.prepare.rules import ANY_LENGTH, Lengths
+from phalanx.data.prepare.specials import can_be_learnt
 
 END_OF_TEXT = "<|endoftext|>"
 MIN_VOCAB_SIZE = 257
@@ -33,8 +34,6 @@ class PrepareSettings:
     def check(self) -> None:
         """Raises PhalanxError for a value out of range."""
         self.lengths.check()
-        if self.tokenizer is None:
-            self._check_vocab_size()
         if not self.eos_token or not self.eos_token.isprintable():
             raise PhalanxError(
                 "--eos-token",
@@ -42,6 +41,8 @@ class PrepareSettings:
                 expected="printable text that is not empty",
                 remedy="name a token, or leave the option out",
             )
+        if self.tokenizer is None:
+            self._check_trained()
         if not 0 <= self.held_out_fraction < 1:
             raise PhalanxError(
                 "--held-out-fraction",
@@ -56,7 +57,14 @@ class PrepareSettings:
                 "--max-bytes", value=self.max_bytes, expected="1 or more", remedy="raise it or leave it out"
             )
 
-    def _check_vocab_size(self) -> None:
+    def _check_trained(self) -> None:
+        if can_be_learnt(self.eos_token):
+            raise PhalanxError(
+                "--eos-token",
+                value=self.eos_token,
+                expected="a token that no text becomes, of more than one word",
+                remedy=f"name one like {END_OF_TEXT}",
+            )
         if self.vocab_size < MIN_VOCAB_SIZE:
             raise PhalanxError(
                 "--vocab-size",

@@ -4,6 +4,7 @@ text goes through it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,13 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from phalanx.core.digest import sha256
 from phalanx.core.errors import PhalanxError
+from phalanx.data.prepare.specials import is_spelled, unspelled
 from phalanx.stream.shards import token_dtype
 
 TRAINING_SAMPLE_BYTES = 256 << 20
+LONGEST_RUN = 1024
+_LONG_BLANK = re.compile(rf"\s{{{LONGEST_RUN + 1}}}")
+_LONG_RUN = re.compile(rf"\S{{{LONGEST_RUN + 1},}}|\s{{{LONGEST_RUN + 1},}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,10 @@ class TextTokenizer:
 
 
 def train_tokenizer(texts: Iterator[bytes], vocab_size: int, eos_token: str) -> bytes:
-    """Bytes of tokenizer.json for a byte-level BPE (as in GPT-2) trained on `texts`; equal texts give equal bytes."""
+    """Bytes of tokenizer.json for a byte-level BPE (as in GPT-2) trained on `texts`; equal texts give equal bytes.
+
+    Runs of more than LONGEST_RUN characters are cut first: the trainer takes time with the square of a word's length.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -79,21 +87,35 @@ def train_tokenizer(texts: Iterator[bytes], vocab_size: int, eos_token: str) -> 
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator((text.decode() for text in texts), trainer)
+    tokenizer.train_from_iterator((part for text in texts for part in _cut_runs(text.decode())), trainer)
     return str(tokenizer.to_str(pretty=True)).encode()
+
+
+def _cut_runs(text: str) -> Iterator[str]:
+    """`text` in parts, so that no part has a longer run without white space, or of nothing else."""
+    end = 0
+    if max(map(len, text.split()), default=0) > LONGEST_RUN or _LONG_BLANK.search(text):
+        for found in _LONG_RUN.finditer(text):
+            yield text[end : found.start()]
+            end = found.end()
+            yield from (text[at : min(at + LONGEST_RUN, end)] for at in range(found.start(), end, LONGEST_RUN))
+    yield text[end:]
 
 
 def read_tokenizer_file(path: Path) -> bytes:
     """Bytes of a given tokenizer.json; raises PhalanxError where there is none."""
-    if not path.is_file():
+    try:
+        if path.is_file():
+            return path.read_bytes()
         remedy = "it is a folder: name the file in it" if path.is_dir() else "no such file: check the path"
-        raise PhalanxError("--tokenizer", value=str(path), expected="a tokenizer.json file", remedy=remedy)
-    return path.read_bytes()
+    except OSError as error:
+        remedy = f"it can't be read ({error.strerror}): check the file, its folders and their permissions"
+    raise PhalanxError("--tokenizer", value=str(path), expected="a tokenizer.json file", remedy=remedy)
 
 
 def load_tokenizer(data: bytes, eos_token: str, where: str = "--tokenizer") -> TextTokenizer:
-    """A tokenizer from the bytes of tokenizer.json; raises PhalanxError where they are none, or lack the end-of-text
-    token.
+    """A tokenizer from the bytes of tokenizer.json; raises PhalanxError where they are none, lack the end-of-text
+    token, or give it for a text.
     """
     try:
         tokenizer = Tokenizer.from_str(data.decode())
@@ -112,7 +134,14 @@ def load_tokenizer(data: bytes, eos_token: str, where: str = "--tokenizer") -> T
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
     vocab_size = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-    return TextTokenizer(TokenizerFacts(sha256(data), vocab_size, eos_id), tokenizer, where)
+    encoder = unspelled(tokenizer, eos_token)
+    if is_spelled(encoder, (eos_token, tokenizer.decode([eos_id], False)), eos_id):
+        raise PhalanxError(
+            where,
+            expected=f"a tokenizer in which no text becomes its end-of-text token {eos_token!r}",
+            remedy="name a special token of it with --eos-token",
+        )
+    return TextTokenizer(TokenizerFacts(sha256(data), vocab_size, eos_id), encoder, where)
 
 
 def training_sample(texts: Iterator[bytes], max_bytes: int = TRAINING_SAMPLE_BYTES) -> Iterator[bytes]:
