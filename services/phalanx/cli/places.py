@@ -26,10 +26,21 @@ def given(text: str) -> str:
             f"{text[:40]!r}... ({len(text):,} characters) is too long: expected names of up to {_MOST_OF_A_NAME} "
             f"bytes, {_MOST_BYTES} in all"
         )
-    if _is_loop(text.removeprefix("file://")):
+    error_number = _error_number(text.removeprefix("file://"))
+    if error_number == errno.ELOOP:
         raise typer.BadParameter(
             f"{text!r} lies behind symbolic links that lead to each other: expected one that can be reached; "
             "remove one of the links"
+        )
+    if error_number == errno.EACCES:
+        raise typer.BadParameter(
+            f"{text!r} lies in a folder that this user may not look into: expected one that can be reached; "
+            "change the folder's permissions"
+        )
+    if error_number == errno.ENAMETOOLONG:
+        raise typer.BadParameter(
+            f"{text[:40]!r}... ({len(text):,} characters) is too long for the file system that it lies on: expected "
+            f"shorter names"
         )
     return text
 
@@ -43,12 +54,17 @@ def given_id(text: str) -> str:
     return text
 
 
-def _is_loop(path: str) -> bool:
+def _error_number(path: str) -> int | None:
+    """What keeps the system from looking at a path; None where nothing does."""
+    if "://" in path:
+        return None
     try:
-        Path(path).stat()
+        Path(path).expanduser().stat()
     except OSError as error:
-        return error.errno == errno.ELOOP
-    return False
+        return error.errno
+    except RuntimeError:  # the home of a user that is not there
+        return None
+    return None
 
 
 def given_path(text: str | Path) -> Path:

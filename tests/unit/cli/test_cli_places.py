@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,6 +87,44 @@ def test_a_place_behind_links_that_lead_to_each_other_is_one_line(
     assert run_reporting_errors(app) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert "lies behind symbolic links that lead to each other" in line
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["data", "verify", "{closed}/x"],
+        ["data", "mix", "{closed}/x", "--set", "a=1"],
+        ["data", "trace", "--job", "{closed}/x", "--step", "1"],
+        ["data", "prepare", "{closed}/x", "--out", "file:///x", "--vocab-size", "500"],
+        ["data", "prepare", "x.txt", "--out", "file:///x", "--tokenizer", "{closed}/x"],
+        ["data", "show", "file://{closed}/x"],
+    ],
+)
+def test_a_place_in_a_folder_that_may_not_be_looked_into_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    monkeypatch.setattr("sys.argv", ["phalanx", *(word.format(closed=closed) for word in words)])
+    user = os.geteuid()
+    if user == 0:  # who may look into every folder
+        os.seteuid(65534)
+    try:
+        assert run_reporting_errors(app) == 2
+    finally:
+        os.seteuid(user)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "lies in a folder that this user may not look into" in line
+
+
+@pytest.mark.parametrize("words", [["data", "show"], ["data", "ls"], ["data", "merge", "--out"]])
+def test_a_url_of_a_name_too_long_for_its_file_system_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["phalanx", *words, f"file://{tmp_path}/{'x' * 300}"])
+    assert run_reporting_errors(app) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is too long for the file system that it lies on: expected shorter names" in line
 
 
 @pytest.mark.parametrize("text", [".", "a b", "s3://bucket/" + "x" * 1000, "file:///x", "projects/p/jobs/j", "ä" * 127])

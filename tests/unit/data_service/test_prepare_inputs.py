@@ -8,10 +8,11 @@ from contextlib import contextmanager
 import pytest
 from corpus_builders import RECORDS, found_in, json_lines, packed, parquet_bytes, tar_bytes, write_file
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.data.prepare import rules, source_of
 from phalanx.data.prepare.inputs import ChangedInput, Fields, Kind, format_of
 from phalanx.data.prepare.sources import Source
+from phalanx.data.prepare.tokenizer import read_tokenizer_file
 
 EXPECTED = [(record["id"], record["text"]) for record in RECORDS]
 
@@ -185,6 +186,36 @@ def test_input_that_may_not_be_read_is_a_one_line_error(tmp_path):
     file.chmod(0)
     with without_root(), pytest.raises(PhalanxError, match="expected a file this user may read"):
         list(source.documents())
+
+
+def test_input_that_the_system_fails_to_read_is_one_line():
+    with pytest.raises(OutsideError, match=r"^/proc/self/mem: Input/output error$"):
+        list(source_of("/proc/self/mem").documents())
+
+
+@pytest.mark.parametrize("name", ["closed/a.txt", "closed/*.txt", "closed"])
+def test_input_in_a_folder_that_may_not_be_looked_into_is_a_one_line_error(tmp_path, name):
+    write_file(tmp_path, "closed/a.txt", b"text")
+    (tmp_path / "closed").chmod(0)
+    with without_root(), pytest.raises(PhalanxError, match=r"closed.*: expected a .* may .*; change .* permissions"):
+        source_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["pipe", "/dev/zero"])
+def test_pipe_or_device_that_is_named_is_told_as_such(tmp_path, name):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(PhalanxError, match="expected a file or a folder; it is a pipe, a socket or a device"):
+        source_of(tmp_path / name)
+
+
+def test_tokenizer_that_may_not_be_read_is_a_one_line_error(tmp_path):
+    write_file(tmp_path, "closed/tokenizer.json", b"{}").chmod(0)
+    path = tmp_path / "closed" / "tokenizer.json"
+    with without_root(), pytest.raises(PhalanxError, match=r"--tokenizer is .*Permission denied.*permissions"):
+        read_tokenizer_file(path)
+    path.parent.chmod(0)
+    with without_root(), pytest.raises(PhalanxError, match=r"--tokenizer is .*Permission denied.*permissions"):
+        read_tokenizer_file(path)
 
 
 def test_source_from_json_reads_the_same_pieces_without_its_listing(tmp_path):

@@ -80,7 +80,7 @@ class ImportSettings:
                 expected=f"a tokenizer.json of Hugging Face tokenizers ({error})",
                 remedy="name such a file",
             ) from error
-        smallest = max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+        smallest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         vocab_size = smallest if self.vocab_size is None else self.vocab_size
         if not smallest <= vocab_size <= MAX_VOCAB_SIZE:
             raise PhalanxError(

@@ -71,7 +71,16 @@ def list_inputs(inputs: Sequence[str]) -> Listing:
 
 
 def _local_files(given: str) -> _Found:
-    path, left_out = _local_path(given), Counter[str]()
+    try:
+        return _below(given, _local_path(given))
+    except PermissionError as error:
+        raise PhalanxError(
+            given, expected="a path this user may look at", remedy="change the permissions of the folders above it"
+        ) from error
+
+
+def _below(given: str, path: Path) -> _Found:
+    left_out = Counter[str]()
     if path.is_file():
         return _Found(str(path.parent), [InputFile(str(path), path.stat().st_size)], left_out)
     if path.is_dir():
@@ -84,6 +93,10 @@ def _local_files(given: str) -> _Found:
             files = walk(folder or "/", left_out, glob.may_hold, sees_hidden=glob.sees_hidden)
             found = _choose(given, folder or "/", files, left_out, glob)
             return replace(found, searched=Searched(folder or "/", pattern))
+    if path.exists():
+        raise PhalanxError(
+            given, expected="a file or a folder", remedy="it is a pipe, a socket or a device: write its text to a file"
+        )
     raise _nothing(given, {})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import BinaryIO
 
-from phalanx.core.errors import PhalanxError
+from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.data.prepare.inputs.documents import Fields, RawDocument
 from phalanx.data.prepare.inputs.formats import Kind
 from phalanx.data.prepare.inputs.lines import line_document, read_lines
@@ -28,7 +28,7 @@ class Reading:
 
     def __iter__(self) -> Iterator[RawDocument]:
         for span, stream in opened(self._root, self._piece):
-            yield from self._documents(span, stream)
+            yield from _told(location_of(self._root, span.path), self._documents(span, stream))
 
     def _documents(self, span: Span, stream: BinaryIO) -> Iterator[RawDocument]:
         location = location_of(self._root, span.path)
@@ -55,6 +55,14 @@ class Reading:
             document = line_document(line, number, span, self._fields)
             if document is not None:
                 yield document
+
+
+def _told(location: str, documents: Iterator[RawDocument]) -> Iterator[RawDocument]:
+    """`documents`; raises OutsideError where the disk or network below fails while they are read."""
+    try:
+        yield from documents
+    except OSError as error:
+        raise OutsideError(f"{location}: {error.strerror or error}") from error
 
 
 def _rows(stream: BinaryIO, span: Span, location: str, fields: Fields) -> Iterator[RawDocument]:
