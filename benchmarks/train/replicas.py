@@ -67,6 +67,9 @@ METHODS = {
     "average_10": "[local_updates]\nsteps = 10\nouter_lr = 1.0\nouter_momentum = 0.0\n",
     "powersgd_1": '[gradient_compression]\nmethod = "powersgd"\nrank = 1\n',
     "powersgd_4": '[gradient_compression]\nmethod = "powersgd"\nrank = 4\n',
+    "powersgd_4_warm": '[gradient_compression]\nmethod = "powersgd"\nrank = 4\nwarmup_steps = 24\n',
+    "powersgd_4_all": '[gradient_compression]\nmethod = "powersgd"\nrank = 4\ncompressed = "matrices"\n',
+    "powersgd_16_all": '[gradient_compression]\nmethod = "powersgd"\nrank = 16\ncompressed = "matrices"\n',
     "onebit_adam": '[gradient_compression]\nmethod = "onebit_adam"\nwarmup_steps = 60\n',
 }
 

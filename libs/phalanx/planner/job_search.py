@@ -83,6 +83,7 @@ def run_shape(job: Job) -> RunShape:
         local_steps=job.local_updates.steps,
         compression=job.gradient_compression.method,
         compression_rank=job.gradient_compression.rank,
+        compresses_ends=job.gradient_compression.compressed == "matrices",
         paging_bytes=_paging_bytes(job),
         param_bytes=_BYTES[job.training.mixed_precision_param],
         precision=_precision(job),

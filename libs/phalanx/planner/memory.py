@@ -100,7 +100,8 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
     shard = _sharded(held, layout)
     own = shard - held.copied // (layout.dp_shard * layout.cp)
     activations = activation_bytes(model, layout, run, position)
-    moments = _moments(held, own, layout, run) + held_bytes(run, layout, own)
+    ends = held.ends // (layout.dp_shard * layout.cp)
+    moments = _moments(held, own, layout, run) + held_bytes(run, layout, own, ends)
     optimizer = min(run.paging_bytes, DISK_SLOTS * moments) if run.paging_bytes else moments
     return RankMemory(
         position=position,

@@ -3,6 +3,7 @@
 Let S be the parameters of a rank's shard and R the replicas. Local updates hold the outer momentum and what a round
 began with, 8 S bytes, and sum 12 S bytes (parameters and both moments) over the replicas once a round. PowerSGD holds
 errors, 4 S, and while it runs the matrices that it takes apart, 4 S; r (n + m) fp32 numbers of each matrix are summed.
+Where it leaves out the embedding and the head, S is without them, and they are summed as they are.
 1-bit Adam holds the errors of the worker, 4 S, and of the server, 4 S / R, and while it runs three vectors of 4 S;
 S (1 + 16 / 64) bits go to the servers, as much comes back from them.
 """
@@ -18,12 +19,12 @@ from phalanx.spec.layout import Layout
 _BITS = 1 + 16 / 64
 
 
-def held_bytes(run: RunShape, layout: Layout, shard: int) -> int:
-    """Beside AdamW's moments. shard: parameters of the rank's shard."""
+def held_bytes(run: RunShape, layout: Layout, shard: int, ends: int) -> int:
+    """Beside AdamW's moments. shard: parameters of the rank's shard; ends: of the embedding and the head among them."""
     if run.local_steps:
         return 8 * shard
     if run.compression == "powersgd":
-        return 8 * shard
+        return 8 * (shard if run.compresses_ends else shard - ends)
     if run.compression == "onebit_adam":
         return (4 + 12) * shard + 4 * shard // layout.dp_replicate
     return 0
@@ -48,15 +49,19 @@ def exchange_s(
 
 
 def _powersgd_s(model: ModelShape, run: RunShape, shards: int, group: Group) -> float:
-    """Two sums: P over the rows of a rank's pieces, Q over the columns."""
+    """Sums of P over the rows of a rank's pieces, of Q over the columns, and of what is sent as it is."""
     inputs = attention_inputs(model)
     rows = sum(each for each, _ in inputs) + model.dim
     columns = sum(each for _, each in inputs) + model.value_width
-    products = 2 if model.gated_ffn else 1
-    rows += products * model.ffn_dim + model.dim
-    columns += products * model.dim + model.ffn_dim
+    num_products = 2 if model.gated_ffn else 1
+    rows += num_products * model.ffn_dim + model.dim
+    columns += num_products * model.dim + model.ffn_dim
     ends = 1 if model.tie_embeddings else 2
-    rows = model.n_layers * rows + ends * model.vocab_size
-    columns = model.n_layers * columns + ends * model.dim
+    rows, columns, plain = model.n_layers * rows, model.n_layers * columns, 0
+    if run.compresses_ends:
+        rows, columns = rows + ends * model.vocab_size, columns + ends * model.dim
+    else:
+        plain = ends * model.vocab_size * model.dim
     rank_bytes = 4 * run.compression_rank
-    return all_reduce_s(rank_bytes * rows / shards, group) + all_reduce_s(rank_bytes * columns, group)
+    products = all_reduce_s(rank_bytes * rows / shards, group) + all_reduce_s(rank_bytes * columns, group)
+    return products + (all_reduce_s(4 * plain / shards, group) if plain else 0.0)

@@ -103,7 +103,8 @@ class RunShape:
     and the host updates them. stage_split: layers of each stage of a pipeline, or the rule of `stage_split`
     that gives them, even or cost. chunk_tokens: whose logits exist at a time; 0 for those of a micro-batch.
     cp_comm_type: how attention sees a window that ranks share, all_gather or a2a. local_steps: for which replicas train
-    by themselves between two outer updates; 0: not. compression: none, powersgd (of compression_rank) or onebit_adam.
+    by themselves between two outer updates; 0: not. compression: none, powersgd (of compression_rank;
+    compresses_ends: the embedding and the head too) or onebit_adam.
     paging_bytes: of memory for pages of an optimizer state that lies on a local disk; 0 where it lies in memory.
     optimizer: adamw, or muon with ns_steps iterations, whose hidden matrices have one moment.
     """
@@ -133,6 +134,7 @@ class RunShape:
     keeps_products: bool = False
     compression: str = "none"
     compression_rank: int = 0
+    compresses_ends: bool = False
     optimizer: str = "adamw"
     ns_steps: int = 5
 

@@ -27,6 +27,7 @@ def without_effect(
         *_rules(job),
         *_mixture_rules(job),
         *_optimizer_rules(job),
+        *_compression_rules(job),
         *_own_rules(job),
         *_expert_rules(job),
     ]
@@ -51,6 +52,15 @@ def _optimizer_rules(job: Job) -> Iterator[Rule]:
     for name in ("momentum", "ns_steps"):
         default = type(optimizer).model_fields[name].default
         yield no_muon and getattr(optimizer, name) != default, f"optimizer.{name}", reason
+
+
+def _compression_rules(job: Job) -> Iterator[Rule]:
+    compression = job.gradient_compression
+    no_matrices, reason = compression.method != "powersgd", 'gradient_compression.method is not "powersgd"'
+    for name in ("rank", "compressed"):
+        yield no_matrices and name in compression.model_fields_set, f"gradient_compression.{name}", reason
+    no_warmup = compression.method == "none" and compression.warmup_steps > 0
+    yield no_warmup, "gradient_compression.warmup_steps", 'gradient_compression.method is "none"'
 
 
 def _recompute_rules(job: Job) -> Iterator[Rule]:

@@ -138,7 +138,9 @@ class Job(Section):
         if self.gradient_compression.method == "none":
             del chosen["gradient_compression"]
         elif self.gradient_compression.method != "powersgd":
-            del chosen["gradient_compression"]["rank"]
+            del chosen["gradient_compression"]["rank"], chosen["gradient_compression"]["compressed"]
+        elif self.gradient_compression.compressed == "matrices":
+            del chosen["gradient_compression"]["compressed"]
         for source in chosen["data"].get("sources", {}).values():
             del source["digest"]
         if self.lr_scheduler.decay_type == "none":

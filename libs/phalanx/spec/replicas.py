@@ -35,6 +35,12 @@ class GradientCompression(Section):
         "none",
     )
     rank: int = key(Mark.IDENTITY, "Columns of PowerSGD's narrow matrices.", 4, unit="elements", gt=0)
+    compressed: Literal["hidden", "matrices"] = key(
+        Mark.IDENTITY,
+        "What PowerSGD takes apart: the matrices inside the model's `layers`, so neither embeddings nor the head, or "
+        "all of two or more dimensions.",
+        "hidden",
+    )
     warmup_steps: int = key(
         Mark.IDENTITY, "Updates with gradients as they are before the first that is compressed.", 0, unit="steps", ge=0
     )

@@ -13,25 +13,30 @@ are alike. With r at least the rank of the summed gradient, it is the sum itself
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from phalanx.core.box import HeldTensor
+from phalanx.core.errors import PhalanxError
 from phalanx.core.philox import key_of
 from phalanx.parallel.replicas import ReplicaLink
+from phalanx.trainer.optimizer import is_inside
 
 
 class PowerSgd:
     """What one rank keeps between steps of the matrices that it holds: what was left out, and the last Q.
 
-    held: the rank's parameters; rank: r. Both start anew with the process: a restart leaves out what was not sent.
+    held: the rank's parameters; rank: r; compressed: of `gradient_compression.compressed`. Both start anew with the
+    process: a restart leaves out what was not sent. Raises PhalanxError where the model has nothing to compress.
     """
 
-    def __init__(self, link: ReplicaLink, held: Sequence[HeldTensor], rank: int, seed: int) -> None:
+    def __init__(self, link: ReplicaLink, held: Sequence[HeldTensor], rank: int, seed: int, compressed: str) -> None:
         self._link = link
-        self._shapes = {i: shape for i, each in enumerate(held) if (shape := matrix_shape(each.box.shape, rank))}
+        chosen = {i: each for i, each in enumerate(held) if compressed == "matrices" or is_inside(each.name)}
+        check_some(chosen.values(), rank, compressed)
+        self._shapes = {i: shape for i, each in chosen.items() if (shape := matrix_shape(each.box.shape, rank))}
         self._errors = {i: held[i].local.new_zeros(shape) for i, shape in self._shapes.items()}
         self._queries = {i: self._drawn(held[i], min(rank, *shape), seed) for i, shape in self._shapes.items()}
         self._pending: tuple[dict[int, Tensor], dict[int, Tensor]] | None = None
@@ -72,6 +77,20 @@ class PowerSgd:
             self._errors.update(errors)
             self._queries.update(queries)
         self._pending = None
+
+
+def check_some(chosen: Iterable[HeldTensor], rank: int, compressed: str) -> None:
+    """Raises PhalanxError where no whole parameter becomes smaller: the job would train as if nothing were set."""
+    if any(matrix_shape(each.global_shape, rank) for each in chosen):
+        return
+    inside = " inside `layers`" if compressed == "hidden" else ""
+    remedy = 'set gradient_compression.compressed = "matrices", ' if compressed == "hidden" else ""
+    raise PhalanxError(
+        "gradient_compression.rank",
+        value=rank,
+        expected=f"few enough columns for one matrix{inside} of the model to become smaller: none does",
+        remedy=f"{remedy}lower it, or remove gradient_compression",
+    )
 
 
 def matrix_shape(shape: tuple[int, ...], rank: int) -> tuple[int, int] | None:

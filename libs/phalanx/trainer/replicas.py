@@ -174,6 +174,7 @@ def replicas_of(
     if isinstance(optimizer, OneBitAdam):
         return OneBitReplicas(link, device, optimizer)
     if job.gradient_compression.method == "powersgd":
-        power = PowerSgd(link, held, job.gradient_compression.rank, job.training.seed)
-        return PowerSgdReplicas(link, device, optimizer, power, job.gradient_compression.warmup_steps)
+        settings = job.gradient_compression
+        power = PowerSgd(link, held, settings.rank, job.training.seed, settings.compressed)
+        return PowerSgdReplicas(link, device, optimizer, power, settings.warmup_steps)
     return Replicas(link, device)

@@ -43,7 +43,8 @@ def compressed(**keys: Any) -> dict[str, Any]:
 
 RANK, WARMUP = 2, 2
 COMPRESSED = {
-    "powersgd": compressed(method="powersgd", rank=RANK, warmup_steps=0),
+    "powersgd": compressed(method="powersgd", rank=RANK, compressed="matrices", warmup_steps=0),
+    "powersgd of hidden matrices": compressed(method="powersgd", rank=RANK, compressed="hidden", warmup_steps=0),
     "onebit_adam": compressed(method="onebit_adam", warmup_steps=WARMUP),
     "powersgd over shards": compressed(method="powersgd", rank=RANK, warmup_steps=1)
     | {"parallel": {"dp_replicate": 2, "zero": 2}},
@@ -92,20 +93,24 @@ def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor
         assert (found[tensor] - value).norm() <= bound * value.norm(), tensor
 
 
-def test_powersgd_equals_whole_matrices_in_one_process(rows: tuple[dict[str, Any], Path]) -> None:
-    shapes = {name: value.shape for name, value in load_file(rows[1] / "powersgd.safetensors").items()}
+@pytest.mark.parametrize("name", ["powersgd", "powersgd of hidden matrices"])
+def test_powersgd_equals_whole_matrices_in_one_process(rows: tuple[dict[str, Any], Path], name: str) -> None:
+    found = load_file(rows[1] / f"{name}.safetensors")
     held = [
-        HeldTensor(name, tuple(shape), whole(tuple(shape)), torch.zeros(shape))
-        for name, shape in shapes.items()
-        if not name.startswith("optim.")
+        HeldTensor(tensor, tuple(value.shape), whole(tuple(value.shape)), torch.zeros(value.shape))
+        for tensor, value in found.items()
+        if not tensor.startswith("optim.")
     ]
-    power = PowerSgd(ReplicaLink(None), held, RANK, SEED)
+    chosen = COMPRESSED[name]["sections"]["gradient_compression"]["compressed"]
+    power = PowerSgd(ReplicaLink(None), held, RANK, SEED, chosen)
     queries = {held[i].name: query for i, query in power._queries.items()}
     assert len(queries) > 20
-    expected = trained_by_powersgd(4, RANK, queries)
-    assert_same(load_file(rows[1] / "powersgd.safetensors"), expected, 1e-3)
-    plain = 4 * rows[0]["powersgd"]["held_bytes"] // 4
-    assert all(0 < sent < plain / 3 for sent in rows[0]["powersgd"]["bytes"])
+    assert any(tensor in queries for tensor in ("tok_embeddings.weight", "output.weight")) == (chosen == "matrices")
+    assert_same(found, trained_by_powersgd(4, RANK, queries), 1e-3)
+    ends = sum(16 * each.local.numel() for each in held if not each.name.startswith("layers."))
+    kept = ends if chosen == "hidden" else 0
+    plain = rows[0][name]["held_bytes"]
+    assert all(kept < sent < kept + (plain - kept) / 3 for sent in rows[0][name]["bytes"])
 
 
 def test_onebit_adam_equals_unpacked_signs_in_one_process(rows: tuple[dict[str, Any], Path]) -> None:

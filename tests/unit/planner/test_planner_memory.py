@@ -50,8 +50,11 @@ def test_compression_holds_errors_and_what_it_works_on():
     layout = Layout(dp_replicate=2, dp_shard=4)
     (plain,) = of(layout)
     for method, num_bytes in (("powersgd", 8), ("onebit_adam", 18)):
-        (rank,) = of(layout, compression=method, compression_rank=4)
+        (rank,) = of(layout, compression=method, compression_rank=4, compresses_ends=True)
         assert rank.optimizer_bytes - plain.optimizer_bytes == num_bytes * (PARAMETERS // 4)
+    (hidden,) = of(layout, compression="powersgd", compression_rank=4)
+    ends = 2 * 512 * 64 + 64
+    assert hidden.optimizer_bytes - plain.optimizer_bytes == 8 * ((PARAMETERS - ends) // 4)
 
 
 LAYER = 64 * 8 * (2 * 8 + 2 * 4) + 3 * 64 * 192 + 2 * 64

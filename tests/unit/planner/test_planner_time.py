@@ -154,12 +154,14 @@ def test_less_between_replicas_costs_less_time_on_a_slow_network():
         for name, keys in {
             "plain": {},
             "signs": {"compression": "onebit_adam"},
-            "matrices": {"compression": "powersgd", "compression_rank": 4},
+            "hidden": {"compression": "powersgd", "compression_rank": 4},
+            "matrices": {"compression": "powersgd", "compression_rank": 4, "compresses_ends": True},
             "local": {"local_steps": 100},
             "rounds": {"local_steps": 200},
         }.items()
     }
     assert found["plain"] > 5 * max(found["signs"], found["matrices"], found["local"])
+    assert found["matrices"] < found["hidden"] < found["plain"], "the ends are sent as they are"
     assert found["rounds"] < found["local"]
     within = step_time(replace(having(layout=Layout(dp_shard=8), compression="onebit_adam"), cluster=where)).data_s
     assert found["signs"] > within > 0

@@ -8,6 +8,8 @@ from spec_samples import sample, tables
 from phalanx.core.errors import Problems
 from phalanx.spec import parse_job
 from phalanx.spec.changes import When, changes
+from phalanx.spec.effects import without_effect
+from phalanx.spec.layout import Layout
 
 MOE = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512}}
 MOE["args"]["moe"] = {"num_experts": 8, "top_k": 2, "expert_ffn_dim": 128}
@@ -46,6 +48,7 @@ def refusal(**keys: object) -> str:
         ({"gradient_compression__method": "signs"}, "gradient_compression.method", "'powersgd' or 'onebit_adam'"),
         ({**POWER, "gradient_compression__rank": 0}, "gradient_compression.rank", "a number above 0"),
         ({**POWER, "gradient_compression__warmup_steps": -1}, "gradient_compression.warmup_steps", "at least 0"),
+        ({**POWER, "gradient_compression__compressed": "all"}, "gradient_compression.compressed", "'hidden' or 'matr"),
         ({"local_updates__steps": -1}, "local_updates.steps is -1", "a number at least 0"),
         ({**TEN, "local_updates__outer_lr": 0.0}, "local_updates.outer_lr", "a number above 0"),
         ({**TEN, "local_updates__outer_momentum": 1.0}, "local_updates.outer_momentum", "a number below 1"),
@@ -77,9 +80,24 @@ def test_keys_are_no_part_of_the_identity_of_a_job_without_them() -> None:
 def test_compression_is_part_of_the_identity_as_far_as_it_has_effect() -> None:
     assert "gradient_compression" not in sample(gradient_compression__rank=8).identity()
     identity = sample(**POWER).identity()["gradient_compression"]
-    assert identity == {"method": "powersgd", "rank": 4, "warmup_steps": 0}
+    assert identity == {"method": "powersgd", "rank": 4, "compressed": "hidden", "warmup_steps": 0}
+    everything = sample(**POWER, gradient_compression__compressed="matrices").identity()["gradient_compression"]
+    assert everything == {"method": "powersgd", "rank": 4, "warmup_steps": 0}, "as it was before the key"
     signs = sample(gradient_compression={"method": "onebit_adam", "warmup_steps": 8}).identity()
     assert signs["gradient_compression"] == {"method": "onebit_adam", "warmup_steps": 8}
+
+
+def test_keys_of_a_compression_that_is_another_are_told() -> None:
+    layout = Layout(dp_replicate=2)
+    signs = {"method": "onebit_adam", "warmup_steps": 8, "rank": 4, "compressed": "hidden"}
+    for keys, named in (
+        (signs, ["rank", "compressed"]),
+        ({"rank": 4, "warmup_steps": 3}, ["rank", "warmup_steps"]),
+        ({"method": "powersgd", "rank": 4, "compressed": "hidden", "warmup_steps": 3}, []),
+    ):
+        told = without_effect(sample(gradient_compression=keys, parallel={"dp_replicate": 2}), layout)
+        assert [key for key in named if any(f"gradient_compression.{key} has no" in each for each in told)] == named
+        assert sum("gradient_compression" in each for each in told) == len(named)
 
 
 def test_change_of_the_steps_is_a_fork() -> None:
