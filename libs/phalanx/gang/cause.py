@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Literal
@@ -83,18 +83,27 @@ _MEMORY_ERRORS = {"MemoryError", "OutOfMemoryError"}
 _MEMORY_TEXT = re.compile(r"can't allocate memory|not enough memory|CUDA out of memory")  # torch's on CPU has no type
 
 
-def first_cause(events: Iterable[Event], exits: Iterable[RankExit]) -> Cause | None:
+def first_cause(
+    events: Iterable[Event], exits: Iterable[RankExit], returned: Collection[int] | None = None
+) -> Cause | None:
     """Why the gang ended, or None when nothing went wrong (every rank returned, or ended by a signal that the gang
-    sent).
+    sent). returned: the ranks whose entry said so; None: exit code 0 says it.
     """
     errors = [event for event in events if event.kind == "error"]
     explained = {event.rank for event in errors}
-    deaths = [death for death in exits if death.exit_code != 0 and not death.sent_by_us and death.rank not in explained]
+    deaths = [
+        death for death in exits if is_bad(death, returned) and not death.sent_by_us and death.rank not in explained
+    ]
     weighed = [(*_weigh_error(event), event.time_monotonic_s) for event in errors]
     weighed += [(*_weigh_death(death), death.time_monotonic_s) for death in deaths]
     if not weighed:
         return None
     return min(weighed, key=lambda item: (item[0], item[2]))[1]
+
+
+def is_bad(death: RankExit, returned: Collection[int] | None) -> bool:
+    """Whether a rank ended otherwise than by returning: code that it runs may end its process with any exit code."""
+    return death.exit_code != 0 or (returned is not None and death.rank not in returned)
 
 
 def first_of_hosts(causes: Iterable[Cause | None]) -> Cause | None:

@@ -155,7 +155,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         main_thread = threading.current_thread() is threading.main_thread()
         parent = str(os.getpid() if main_thread else 0)  # the kernel's parent is a thread, and this one may end early
-        command = [sys.executable, "-m", "phalanx.gang.server", str(theirs.fileno()), parent]
+        command = [sys.executable, "-P", "-m", "phalanx.gang.server", str(theirs.fileno()), parent]
         try:
             with theirs:
                 self._process = subprocess.Popen(

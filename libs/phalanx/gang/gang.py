@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from phalanx.core.errors import OutsideError
-from phalanx.gang.cause import Cause, first_cause
-from phalanx.gang.order import ENDING_SIGNALS, Event, GangOrder, RankExit, Rendezvous
+from phalanx.gang.cause import Cause, first_cause, is_bad
+from phalanx.gang.order import ENDING_SIGNALS, RETURNED, Event, GangOrder, RankExit, Rendezvous
 from phalanx.gang.wire import CHUNK_BYTES, LineBuffer, receive, send_order
 
 KILL_DEADLINE_S = 15.0
@@ -76,6 +76,7 @@ class Gang:
         self._queue: deque[Event] = deque()
         self._errors: list[Event] = []
         self._exits: list[RankExit] = []
+        self._returned: set[int] = set()
         self._said_stopped = self._asked_to_end = False
         self._server_lost_s: float | None = None
         self._because: Cause | None = None
@@ -91,7 +92,7 @@ class Gang:
     @property
     def failing(self) -> bool:
         """Whether a rank has raised or ended badly: its peers are being ended."""
-        return bool(self._errors) or any(death.exit_code != 0 for death in self._exits)
+        return bool(self._errors) or any(is_bad(death, self._returned) for death in self._exits)
 
     def events(self, timeout_s: float) -> Iterator[Event]:
         """What ranks report and how they end, as it comes, for `timeout_s` or until the gang is over and all told."""
@@ -158,7 +159,7 @@ class Gang:
     def outcome(self) -> GangOutcome:
         """How the gang ended; only once it is over."""
         assert self.over, "the gang is still alive"
-        cause = self._because or first_cause(self._errors, self._exits) or self._lost_server_cause()
+        cause = self._because or first_cause(self._errors, self._exits, self._returned) or self._lost_server_cause()
         exits = tuple(self._exits)
         if self._asked_to_end and self._because is None and (cause is None or cause.kind == "lost_peer"):
             all_returned = len(exits) == len(self.pids) and all(death.exit_code == 0 for death in exits)
@@ -219,6 +220,9 @@ class Gang:
             return False
         for message in self._buffers[rank].feed(data):
             event = Event(rank, message["kind"], message["fields"], message["time_monotonic_s"])
+            if event.kind == RETURNED:
+                self._returned.add(rank)
+                continue
             if event.kind == "error":
                 self._errors.append(event)
             self._said_stopped |= event.kind == "stopped"

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 LOOPBACK = "127.0.0.1"
+RETURNED = "returned"  # what a rank reports last of all where its entry returned
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGKILL)
 
 

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 from phalanx.core.errors import OutsideError, PhalanxError
 from phalanx.gang import linux
 from phalanx.gang.context import PipeReport, RankContext
-from phalanx.gang.order import GangOrder, Rendezvous
+from phalanx.gang.order import RETURNED, GangOrder, Rendezvous
 
 EXIT_ERROR, EXIT_USER_ERROR = 1, 2
 FLUSH_DEADLINE_S = 3
@@ -72,18 +72,18 @@ def _reset_process(not_mine: Iterable[int]) -> None:
 
 
 def _reported(action: Callable[[], None], report: PipeReport) -> int:
-    """Run `action`, report what it raises, and give the exit code."""
+    """Run `action`, report what it raises or that it returned, and give the exit code."""
     try:
         action()
     except SystemExit as stop:
-        if stop.code in (None, 0):
-            return 0
-        report("error", **describe(stop))
-        return stop.code if isinstance(stop.code, int) else EXIT_ERROR
+        if stop.code not in (None, 0):
+            report("error", **describe(stop))
+            return stop.code if isinstance(stop.code, int) else EXIT_ERROR
     except BaseException as error:  # torch has errors that are no Exception
         report("error", **describe(error))
         LOG.exception("the rank's entry raised")
         return EXIT_USER_ERROR if isinstance(error, PhalanxError) else EXIT_ERROR
+    report(RETURNED)
     return 0
 
 

@@ -34,7 +34,7 @@ def code_digest(own_code: Sequence[str], deadline_s: float) -> str:
 
 def _asked(request: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
     process = subprocess.Popen(
-        [sys.executable, "-m", "phalanx.agent.prepare", str(os.getpid())],
+        [sys.executable, "-P", "-m", "phalanx.agent.prepare", str(os.getpid())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

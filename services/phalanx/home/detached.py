@@ -29,7 +29,7 @@ def start_detached(home: Home, arguments: Sequence[str]) -> subprocess.Popen[byt
     log_path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with log_path.open("wb") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "phalanx.cli", "up", *arguments],
+            [sys.executable, "-P", "-m", "phalanx.cli", "up", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

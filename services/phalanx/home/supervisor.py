@@ -191,7 +191,7 @@ class Supervisor:
 
 def commands_of(home: Home, names: Sequence[str], agent_grace_s: float) -> dict[str, list[str]]:
     """How the processes of those names are started by this one, so that they end with it."""
-    start = [sys.executable, "-m", "phalanx.home.child"]
+    start = [sys.executable, "-P", "-m", "phalanx.home.child"]
 
     def command(name: str) -> list[str]:
         order = ["--grace", str(agent_grace_s)] if name == AGENT else ["--after", str(home.place(AGENT))]

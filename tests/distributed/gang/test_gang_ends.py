@@ -118,6 +118,15 @@ def test_gang_system_exit_zero_is_a_return(plain_server, tmp_path):
     assert gang.outcome().ok
 
 
+def test_gang_rank_whose_process_ends_before_its_entry_returned_is_no_success(plain_server, tmp_path):
+    gang = start(plain_server, tmp_path, "leave_with_zero", 2)
+    drain(gang)
+    outcome = gang.outcome()
+    assert outcome.state == "failed"
+    assert (outcome.first_cause.kind, outcome.first_cause.rank) == ("process_death", 1)
+    assert "exited with code 0 without a word" in outcome.first_cause.message
+
+
 def test_gang_log_keeps_the_traceback(plain_server, tmp_path):
     gang = start(plain_server, tmp_path, "raise_outside", 1)
     drain(gang)
@@ -255,6 +264,13 @@ def test_server_ignores_the_signals_of_a_service_manager(tmp_path):
             os.kill(pid, signal.SIGTERM)
         assert len([event for event in drain(gang) if event.kind == "committed"]) == 4
         assert gang.outcome().state == "stopped"
+
+
+def test_server_started_in_a_folder_with_names_of_the_standard_library_imports_those(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "json.py").write_text("raise RuntimeError('not this one')")
+    with ForkServer((), {"PYTHONPATH": str(Path(__file__).parent)}) as server:
+        assert [each["rank"] for each in run_gang(server, 2, "gang_entries:echo")] == [0, 1]
 
 
 def test_server_module_that_cannot_be_imported_is_a_user_error(tmp_path):

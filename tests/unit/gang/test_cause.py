@@ -110,6 +110,13 @@ def test_first_cause_exit_without_a_word_names_the_code():
     assert (cause.kind, cause.rank, cause.exit_code) == ("process_death", 2, 7)
 
 
+def test_first_cause_exit_with_zero_of_a_rank_that_did_not_return_is_a_death():
+    exits = [death(0, code=0), death(1, code=0), death(2, signum=15, ours=True)]
+    assert first_cause([], exits, returned={0, 1}) is None
+    cause = first_cause([error_event(0, RuntimeError(GLOO_TEXTS[0]))], exits, returned={0})
+    assert (cause.kind, cause.rank, cause.exit_code) == ("process_death", 1, 0)
+
+
 def test_first_cause_ends_that_we_asked_for_are_none():
     assert first_cause([], [death(0, code=0), death(1, signum=15, ours=True), death(2, signum=9, ours=True)]) is None
 
