@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from support.jobs import job_folder, run_cli, run_here, write_job
+from support.jobs import job_folder, run_cli, run_here, user_job, write_job
 
 from phalanx.cli.main import main
 from phalanx.gang import ForkServer
@@ -126,6 +126,14 @@ def test_mistake_is_told_in_one_line_with_its_remedy_and_nothing_is_made(
         assert all(fragment.format(data=corpus) in line for fragment in wanted), (line, wanted)
     assert lines[0].startswith("phalanx: ")
     assert sorted(tmp_path.iterdir()) == [path]
+
+
+def test_vocabulary_of_an_own_model_is_compared_with_the_tokenizers(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = user_job(tmp_path, corpus, "Bigram")
+    (line,) = told(["run", str(path), "--set", "model.args.vocab_size=200"], monkeypatch, capfd)
+    assert line.startswith("phalanx: model.args.vocab_size is 200: expected at least the tokenizer's 300 tokens; set")
 
 
 @pytest.mark.parametrize(("name", "wanted"), [("empty", "it holds none"), ("missing", "nothing is there")])

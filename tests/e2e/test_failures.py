@@ -94,6 +94,24 @@ def test_user_error_in_a_rank_is_never_retried_and_exits_2(corpus: str, tmp_path
     assert "Traceback" not in finished.err
 
 
+def test_rank_whose_own_code_exits_with_zero_is_no_success(corpus: str, tmp_path: Path) -> None:
+    path = user_job(tmp_path, corpus, "Exits", at_call=3, on_rank=1)
+    finished = run_cli(["run", path, "--json"])
+    assert finished.code == 2 and json.loads(finished.out)["attempts"] == [1]
+    told = "phalanx: code of the job: expected no exit while the job runs; take it out: SystemExit: 0 ("
+    last = finished.err.splitlines()[-1]
+    assert last.startswith(told) and "user_models.py:" in last
+
+
+def test_model_of_other_shapes_on_one_rank_is_told_before_gloo_aborts(corpus: str, tmp_path: Path) -> None:
+    path = user_job(tmp_path, corpus, "Unlike", at_call=0, on_rank=0)
+    finished = run_cli(["run", path, "--json"])
+    assert finished.code == 2 and json.loads(finished.out)["attempts"] == [1]
+    last = finished.err.splitlines()[-1]
+    assert last.startswith("phalanx: [model] class Unlike: expected the same parameters and buffers on every rank, but")
+    assert "those of rank 1 have other names" in last
+
+
 def test_sleeping_rank_is_found_within_its_deadline_with_its_stack_and_recovered_from(
     corpus: str, tmp_path: Path
 ) -> None:

@@ -71,6 +71,22 @@ class Raises(Bigram):
         raise ValueError("the sky fell on this rank")
 
 
+class Unlike(Bigram):
+    """Wider on the ranks behind `on_rank`."""
+
+    def __init__(self, vocab_size: int, at_call: int = 0, on_rank: int = 0, once: str = "") -> None:
+        super().__init__(vocab_size, at_call, on_rank, once)
+        width = 16 if int(os.environ.get("RANK", "0")) <= on_rank else 24
+        self.embedding, self.head = nn.Embedding(vocab_size, width), nn.Linear(width, vocab_size)
+
+
+class Exits(Bigram):
+    """Ends its process as if all were well."""
+
+    def misbehave(self, logits: Tensor) -> Tensor:
+        raise SystemExit(0)
+
+
 class RaisesUserError(Bigram):
     """Raises what the user must change."""
 

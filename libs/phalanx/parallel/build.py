@@ -13,13 +13,20 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parameter import is_lazy
 
 from phalanx.core.errors import PhalanxError
 from phalanx.models.args import DecoderArgs
 from phalanx.models.decoder import Decoder
 from phalanx.models.experts import stored_shapes
-from phalanx.models.own import own_object
-from phalanx.models.protocol import HasContext, HasHead, HasParallelPlan, HasStages
+from phalanx.models.own import calling_own, own_object
+from phalanx.models.protocol import (
+    HasContext,
+    HasHead,
+    HasParallelPlan,
+    HasStages,
+)
+from phalanx.parallel.own_model import check_state
 from phalanx.spec import Job
 from phalanx.spec.layout import window_parts
 from phalanx.spec.unbuilt import refuse_unbuilt_model
@@ -34,7 +41,7 @@ def build_on_meta(job: Job) -> nn.Module:
     with torch.device("meta"):
         model = build(job)
     for parameter in model.parameters():
-        if parameter.is_floating_point():
+        if not is_lazy(parameter) and parameter.is_floating_point():
             parameter.data = parameter.data.float()
     return model
 
@@ -43,13 +50,14 @@ def build(job: Job) -> nn.Module:
     """The job's whole model on the default device, with whatever weights its class gives it."""
     if isinstance(job.model.args, dict):
         assert job.model.class_ is not None, "only a class has arguments of its own"
-        return _built(user_class(job.model.class_), job.model.args)
+        return _built(job.model.class_, job.model.args)
     args = job.model.args
     refuse_unbuilt_model(args)
     return Decoder(DecoderArgs.of(args), job.model.attn_backend)
 
 
-def _built(kind: type[nn.Module], args: Mapping[str, Any]) -> nn.Module:
+def _built(path: str, args: Mapping[str, Any]) -> nn.Module:
+    kind = user_class(path)
     try:
         inspect.signature(kind).bind(**args)
     except TypeError as error:
@@ -59,7 +67,18 @@ def _built(kind: type[nn.Module], args: Mapping[str, Any]) -> nn.Module:
             expected=f"the arguments of {kind.__name__}{inspect.signature(kind)}",
             remedy=f"correct them: {error}",
         ) from error
-    return kind(**args)
+    with calling_own("[model] class", "a class whose __init__ takes [model.args] as they are", path):
+        model = kind(**args)
+    if not any(parameter.requires_grad for parameter in _parameters_of(model)):
+        raise PhalanxError(
+            "[model] class", value=path, expected="a module with a parameter that trains", remedy="give it one"
+        )
+    return model
+
+
+def _parameters_of(model: nn.Module) -> list[nn.Parameter]:
+    with calling_own("[model] class", "an __init__ that calls super().__init__() first", type(model).__name__):
+        return list(model.parameters())
 
 
 def user_class(path: str) -> type[nn.Module]:
@@ -76,7 +95,7 @@ def check_layout(model: nn.Module, sizes: Mapping[str, int], seq_len: int) -> No
     """PhalanxError where the model lacks what the axis sizes need, naming the missing method, or has state that no
     checkpoint would hold.
     """
-    _check_buffers(model)
+    check_state(model)
     needs = (
         ("tp", HasParallelPlan, "parallel_plan()"),
         ("pp", HasStages, "split_stages(num_stages)"),
@@ -124,17 +143,6 @@ def check_head(model: nn.Module, chunk_tokens: int) -> None:
             expected=f"0, because `head` of {type(model).__name__} is no Linear without a bias",
             remedy="give the head no bias or set 0",
         )
-
-
-def _check_buffers(model: nn.Module) -> None:
-    kept = model.state_dict().keys()
-    for name, _ in model.named_buffers(remove_duplicate=False):
-        if name in kept:
-            raise PhalanxError(
-                f"[model] class {type(model).__name__}, buffer {name}",
-                expected="no persistent buffer: checkpoints hold parameters only, so it would be lost at a restart",
-                remedy="register_buffer(..., persistent=False) what __init__ makes anew; what is learnt is a parameter",
-            )
 
 
 def whole_weights(job: Job, device: torch.device) -> dict[str, Tensor]:

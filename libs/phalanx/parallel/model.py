@@ -17,10 +17,7 @@ from phalanx.core.step_parts import Part
 from phalanx.models.protocol import (
     HasContext,
     HasHead,
-    HasInitialWeights,
-    HasParallelPlan,
     HasStageLengths,
-    HasStages,
     Initial,
 )
 from phalanx.parallel.build import build_on_meta, check_head, check_layout, whole_buffers, whole_weights
@@ -34,6 +31,7 @@ from phalanx.parallel.loss import chunked_sums, token_sums
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.overlap import Reductions, prefetch
 from phalanx.parallel.own import loss_of, metrics_of
+from phalanx.parallel.own_model import check_shared, initial_of, plan_of, require_alike, stages_of_model
 from phalanx.parallel.pipeline import Pipeline, check_pipeline, stage_shapes
 from phalanx.parallel.precision import linear, widen_linears
 from phalanx.parallel.routing import Routing, window_weights
@@ -89,6 +87,8 @@ class ParallelModel:
         dtype = _DTYPES[job.training.mixed_precision_param]
         model = build_on_meta(job)
         check_layout(model, mesh.sizes, job.training.seq_len)
+        if job.model.class_ is not None:
+            require_alike(model, self.device)
         check_head(model, job.loss.chunk_tokens)
         self._chunk_tokens, self._z_loss = job.loss.chunk_tokens, job.loss.z_loss
         self.z_loss = torch.zeros((), device=self.device)
@@ -97,8 +97,7 @@ class ParallelModel:
         if self._chunk_tokens:
             assert isinstance(model, HasHead), "check_head refused it"
             model.detach_head()
-        initial = model.initial_weights() if isinstance(model, HasInitialWeights) else None
-        plan = model.parallel_plan() if isinstance(model, HasParallelPlan) else {}
+        initial, plan = initial_of(model), plan_of(model)
 
         self.pipeline: Pipeline | None = None
         tied: Mapping[str, str] = {}
@@ -119,6 +118,8 @@ class ParallelModel:
         self._is_whole = overlap and is_whole(job, layout)
         self._replica_sums = hold_whole(self.stages, job, mesh) if self._is_whole else None
         sharded = () if self._is_whole else self.stages
+        for stage in sharded:
+            check_shared(stage)
         self._reductions = [self._shard(stage, job, dtype, overlap=overlap) for stage in sharded]
         named = [[(n, p) for n, p in s.named_parameters() if n not in copies_in(s)] for s in self.stages]
         cut = zip(self.stages, named, slices, strict=True)
@@ -143,11 +144,10 @@ class ParallelModel:
         )
         check_pipeline(parallel.schedule, self.zero, compiled=job.compile.enable)
         indices = stages_of(parallel.schedule, sizes["pp"], self.mesh.coordinates["pp"], parallel.stages_per_rank)
-        assert isinstance(model, HasStages), "check_layout refused it"
         if job.model.class_ is None and isinstance(model, HasStageLengths):
             stages = model.split_layers(stage_layers(model_shape(job), sizes["pp"], run_shape(job)))
         else:
-            stages = model.split_stages(sizes["pp"] * parallel.stages_per_rank)
+            stages = stages_of_model(model, sizes["pp"] * parallel.stages_per_rank)
         shapes = stage_shapes(
             stages,
             parallel.local_batch_size,

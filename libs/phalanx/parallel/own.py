@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from phalanx.core.errors import PhalanxError
-from phalanx.models.own import own_function
+from phalanx.models.own import calling_own, own_function
 from phalanx.parallel.collectives import gather_vocabulary
 from phalanx.parallel.loss import IGNORED_TARGET, token_sum_cross_entropy
 from phalanx.spec import Job
@@ -49,7 +49,8 @@ def token_sum_of(key: str, path: str, args: Mapping[str, Any]) -> TokenSum:
             whole = gather_vocabulary(logits, group) if group is not None else logits
             found = function(whole.float(), targets, **args)
         if not (isinstance(found, Tensor) and found.dim() == 0 and found.is_floating_point()):
-            shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+            is_tensor = isinstance(found, Tensor)
+            shown = f"{found.dtype} of shape {tuple(found.shape)}" if is_tensor else type(found).__name__
             raise PhalanxError(
                 key,
                 value=path,
@@ -75,26 +76,22 @@ def check_token_sum(
     then micro-batches and ranks would not add up to one batch. cuts_windows: whether it gets parts of windows.
     """
     token_sum = token_sum_of(key, path, args)
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(_PROBE_WINDOWS, _PROBE_LENGTH, vocab_size, generator=generator)
-    targets = torch.randint(0, vocab_size, (_PROBE_WINDOWS, _PROBE_LENGTH), generator=generator)
-    targets[0, :2] = targets[2:, :3] = IGNORED_TARGET
+    logits, targets = _probe(vocab_size)
+    before = logits.clone(), targets.clone()
     none = torch.full_like(targets, IGNORED_TARGET)
-    try:
-        with torch.no_grad():
-            whole = float(token_sum(logits, targets, None))
-            parts = [float(token_sum(logits[i : i + 1], targets[i : i + 1], None)) for i in range(_PROBE_WINDOWS)]
-            empty = float(token_sum(logits, none, None))
-            halves = [float(token_sum(logits[:, cut], targets[:, cut], None)) for cut in _HALVES]
-    except PhalanxError:
-        raise
-    except Exception as error:
+    with torch.no_grad(), calling_own(key, "a function of logits [B, S, V] and targets [B, S]", path):
+        whole = float(token_sum(logits, targets, None))
+        is_changed = not (torch.equal(logits, before[0]) and torch.equal(targets, before[1]))
+        parts = [float(token_sum(logits[i : i + 1], targets[i : i + 1], None)) for i in range(_PROBE_WINDOWS)]
+        empty = float(token_sum(logits, none, None))
+        halves = [float(token_sum(logits[:, cut], targets[:, cut], None)) for cut in _HALVES]
+    if is_changed:
         raise PhalanxError(
             key,
             value=path,
-            expected="a function of logits [B, S, V] and targets [B, S]",
-            remedy=f"correct it: {type(error).__name__}: {error}",
-        ) from error
+            expected="a function that leaves its logits and targets as they are: others are given the same",
+            remedy="write what it computes into tensors of its own",
+        )
     size = max(abs(whole), sum(map(abs, parts)), 1.0)
     if not (abs(whole - sum(parts)) <= _SUM_BOUND * size and abs(empty) <= _SUM_BOUND):
         raise PhalanxError(
@@ -112,3 +109,30 @@ def check_token_sum(
             f"{whole:.6g}, every other token and the rest {sum(halves):.6g}",
             remedy="set cp = 1, or let it look at no other tokens",
         )
+
+
+def check_gradient(path: str, args: Mapping[str, Any], vocab_size: int) -> None:
+    """Raises PhalanxError where nothing flows back from `[loss] fn` into the logits, or not finite numbers."""
+    token_sum = token_sum_of("loss.fn", path, args)
+    logits, targets = _probe(vocab_size)
+    logits.requires_grad_()
+    with torch.enable_grad(), calling_own("loss.fn", "a loss whose gradient can be taken", path):
+        found = token_sum(logits, targets, None)
+        if found.requires_grad:
+            torch.autograd.backward(found)
+    if logits.grad is None or not logits.grad.isfinite().all():
+        raise PhalanxError(
+            "loss.fn",
+            value=path,
+            expected="a loss with a finite gradient by its logits, which random ones don't have",
+            remedy="compute it with torch, from the logits as they are given",
+        )
+
+
+def _probe(vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Random logits [B, S, V], and targets [B, S] of which some don't count."""
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(_PROBE_WINDOWS, _PROBE_LENGTH, vocab_size, generator=generator)
+    targets = torch.randint(0, vocab_size, (_PROBE_WINDOWS, _PROBE_LENGTH), generator=generator)
+    targets[0, :2] = targets[2:, :3] = IGNORED_TARGET
+    return logits, targets

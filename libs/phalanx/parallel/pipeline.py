@@ -20,6 +20,7 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from phalanx.core.errors import PhalanxError
 from phalanx.core.step_parts import Part
+from phalanx.models.own import calling_own
 from phalanx.parallel.clock import StepClock
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.schedules import multiple_of, schedule_named
@@ -84,7 +85,11 @@ def stage_shapes(
     ids = torch.zeros(local_batch_size, seq_len, dtype=torch.int64, device="meta")
     shapes, hidden = [], ids
     for index, stage in enumerate(stages):
-        before, hidden = hidden, stage(hidden, ids, None)
+        before = hidden
+        with calling_own(
+            f"split_stages() stage {index}", "a forward that runs on the meta device, which has no values"
+        ):
+            hidden = stage(hidden, ids, None)
         if not isinstance(hidden, Tensor) or hidden.dim() != 3 or hidden.shape[:2] != ids.shape:
             raise PhalanxError(
                 f"split_stages() stage {index}",

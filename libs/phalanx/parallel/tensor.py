@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from phalanx.core.box import Box, whole
 from phalanx.core.errors import PhalanxError
 from phalanx.models.experts import Experts, Product, Router
-from phalanx.models.protocol import HasParallelPlan, KeyValueHeads, Style
+from phalanx.models.protocol import KeyValueHeads, Style
 from phalanx.parallel.collectives import gather_sequence, scatter_sequence_sum
 from phalanx.parallel.precision import linear
 
@@ -95,12 +95,11 @@ def apply_plan(model: nn.Module, plan: Mapping[str, Style], group: dist.ProcessG
     return slices
 
 
-def check_plan(model: HasParallelPlan, tp: int) -> None:
-    """Raises PhalanxError where a meta-device model can't be cut by its own plan over `tp` ranks. It is of no use
+def check_plan(model: nn.Module, plan: Mapping[str, Style], tp: int) -> None:
+    """Raises PhalanxError where a meta-device model can't be cut by `plan` over `tp` ranks. It is of no use
     afterwards.
     """
-    assert isinstance(model, nn.Module), "a model is a module"
-    apply_plan(model, model.parallel_plan(), cast("dist.ProcessGroup", _FirstOf(tp)))
+    apply_plan(model, plan, cast("dist.ProcessGroup", _FirstOf(tp)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,8 +125,10 @@ class Metrics(Section):
                 f"at most {MAX_METRICS} names, not {len(value)}", "leave some out: each is a figure of every record"
             )
         for name in value:
-            if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", name) or name in ("loss", "validation_loss"):
-                raise wrong(f"names of lower-case letters, digits and `_`, not {name!r}", "rename it")
+            if name in ("loss", "validation_loss"):
+                raise wrong(f"names that no figure of Phalanx has, not {name!r}", "rename it")
+            if not re.fullmatch(r"[a-z][a-z0-9_]{0,62}", name):
+                raise wrong(f"names of lower-case letters, digits and `_`, at most 63, not {name!r}", "rename it")
         return value
 
 

@@ -23,7 +23,7 @@ def wrong(expected: str, remedy: str) -> PydanticCustomError:
 def require_json(value: Any) -> None:
     """Raises PydanticCustomError unless the arguments of something of the user's own can be written down as JSON."""
     if not _is_json(value):
-        raise wrong("texts, numbers, true, false, lists and tables of them", "write dates and times as text")
+        raise wrong("texts, finite numbers, true, false, lists and tables of them", "write dates and times as text")
 
 
 def _is_json(value: Any) -> bool:

@@ -4,6 +4,7 @@ of a few elements. torch is imported only where a job names something of its own
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -14,17 +15,21 @@ if TYPE_CHECKING:
     from torch import nn
 
 PROBED_VOCABULARY = 64
+# What a forward may not find on the meta device though ranks have it: values, a GPU's kernels, types, a rank's place.
+_ONLY_IN_RANKS = re.compile(
+    r"\bmeta\b|dtype|scalar type|cuda|triton|fake ?tensor|process group|RANK\b|WORLD_SIZE|MASTER_", re.IGNORECASE
+)
 
 
-def check_own(job: Job, layout: Layout) -> None:
+def check_own(job: Job, layout: Layout, vocab_size: int = 0) -> None:
     """Raises PhalanxError, in one line, for the first thing of the user's own that the ranks could not run: a class or
     function that is not there or fails, a method that the layout needs, a loss that is no sum over tokens, an
-    optimizer whose rule is not element-wise.
+    optimizer whose rule is not element-wise. vocab_size: of the tokenizer, 0 where it is not known.
     """
     if not job.own_names:
         return
     if job.model.class_ is not None:
-        _check_model(job, layout)
+        _check_model(job, layout, vocab_size)
     if job.optimizer.class_ is not None:
         from phalanx.trainer.own_optimizer import rule_of
 
@@ -32,12 +37,17 @@ def check_own(job: Job, layout: Layout) -> None:
     _check_functions(job, layout)
 
 
-def _check_model(job: Job, layout: Layout) -> None:
+def _check_model(job: Job, layout: Layout, vocab_size: int) -> None:
     """By the rules of `parallel`, told with the keys of the job file."""
-    from phalanx.models.protocol import HasHead, HasParallelPlan
+    import torch
+
+    from phalanx.models.protocol import HasHead
     from phalanx.parallel.build import build_on_meta, check_head, check_layout, user_class
     from phalanx.parallel.float8 import require_linears
+    from phalanx.parallel.own_model import check_shared, initial_of, plan_of
+    from phalanx.parallel.pipeline import stage_shapes
     from phalanx.parallel.tensor import check_plan
+    from phalanx.parallel.whole import is_whole
 
     try:
         user_class(str(job.model.class_))
@@ -45,6 +55,12 @@ def _check_model(job: Job, layout: Layout) -> None:
         sizes = {axis: getattr(layout, axis) for axis in ("pp", "cp", "tp")}
         check_layout(model, sizes, job.training.seq_len)
         check_head(model, job.loss.chunk_tokens)
+        if not is_whole(job, layout):
+            check_shared(model)
+        initial_of(model)
+        plan = plan_of(model)
+        if job.cluster.device == "cpu":
+            _check_forward(job, vocab_size)
         if job.optimizer.name == "muon":
             _check_hidden(model)
         if job.training.float8_recipe != "none":
@@ -55,14 +71,62 @@ def _check_model(job: Job, layout: Layout) -> None:
                 model.detach_head()
             stages = check_stages(model, layout.pp * job.parallel.stages_per_rank)
             _check_methods(stages, has_context=layout.cp > 1, has_head=job.loss.chunk_tokens > 0)
+            stage_shapes(
+                stages,
+                job.parallel.local_batch_size,
+                job.training.seq_len,
+                torch.float32,
+                cp=layout.cp,
+                tp=layout.tp,
+                gives_logits=not job.loss.chunk_tokens,
+            )
         if layout.tp > 1:
-            assert isinstance(model, HasParallelPlan), "check_layout refused it"
-            check_plan(model, layout.tp)
+            check_plan(model, plan, layout.tp)
     except PhalanxError as error:
         where = error.where.replace("[model] class", "model.class", 1).replace("[", "", 1).replace("] ", ".", 1)
         raise PhalanxError(
             where.rstrip("]"), value=error.value, expected=error.expected, remedy=error.remedy
         ) from error
+
+
+def _check_forward(job: Job, vocab_size: int) -> None:
+    """Of one window on the meta device, with weights of the type that ranks compute in. What only real tensors have is
+    left to the ranks to find out.
+    """
+    import torch
+
+    from phalanx.models.own import calling_own
+    from phalanx.parallel.build import build_on_meta
+
+    model = build_on_meta(job)
+    for parameter in model.parameters():
+        if parameter.is_floating_point():
+            parameter.data = parameter.data.to(getattr(torch, job.training.mixed_precision_param))
+    ids = torch.zeros(1, job.training.seq_len, dtype=torch.int64, device="meta")
+    wanted = f"forward to give logits [1 window, {job.training.seq_len} tokens, vocabulary]"
+    try:
+        with torch.no_grad(), torch.device("meta"), calling_own("[model] class", wanted, job.model.class_):
+            found = model(ids, ids, ids if job.data.document_mask else None)
+    except PhalanxError as error:
+        if isinstance(error.__cause__, NotImplementedError) or _ONLY_IN_RANKS.search(str(error.__cause__)):
+            return
+        raise
+    is_tensor = isinstance(found, torch.Tensor)
+    if not (is_tensor and found.is_floating_point() and found.dim() == 3 and found.shape[:2] == ids.shape):
+        shown = f"{found.dtype} of shape {tuple(found.shape)}" if is_tensor else f"a {type(found).__name__}"
+        raise PhalanxError(
+            "[model] class",
+            value=job.model.class_,
+            expected=f"{wanted}, not {shown}",
+            remedy="see phalanx.models.protocol.LanguageModel",
+        )
+    if job.loss.fn is None and found.shape[2] < vocab_size:
+        raise PhalanxError(
+            "[model.args]",
+            value=job.model.args,
+            expected=f"logits of at least the tokenizer's {vocab_size} tokens, where forward gives {found.shape[2]}",
+            remedy="give the model a larger vocabulary, or prepare the data with a smaller tokenizer",
+        )
 
 
 def _check_hidden(model: nn.Module) -> None:
@@ -81,14 +145,9 @@ def check_stages(model: nn.Module, num_stages: int) -> Sequence[nn.Module]:
     """The stages. Raises PhalanxError where `split_stages` gives another number of them, or not every parameter of the
     model to one stage under the name that it has in the model.
     """
-    from phalanx.models.protocol import HasStages
+    from phalanx.parallel.own_model import stages_of_model
 
-    assert isinstance(model, HasStages), "check_layout refused it"
-    stages = model.split_stages(num_stages)
-    if len(stages) != num_stages:
-        raise PhalanxError(
-            "split_stages()", value=len(stages), expected=f"{num_stages} stages", remedy="give as many as asked for"
-        )
+    stages = stages_of_model(model, num_stages)
     names = [name for stage in stages for name, _ in stage.named_parameters()]
     expected = {name for name, _ in model.named_parameters()}
     wrong = sorted(set(names) ^ expected) or sorted(name for name in expected if names.count(name) != 1)
@@ -124,7 +183,7 @@ def _check_methods(stages: Sequence[nn.Module], *, has_context: bool, has_head: 
 def _check_functions(job: Job, layout: Layout) -> None:
     if job.loss.fn is None and not job.metrics.fn:
         return
-    from phalanx.parallel.own import check_token_sum
+    from phalanx.parallel.own import check_gradient, check_token_sum
 
     given = getattr(job.model.args, "vocab_size", None)
     if isinstance(job.model.args, dict):
@@ -132,5 +191,6 @@ def _check_functions(job: Job, layout: Layout) -> None:
     vocab_size = min(given, PROBED_VOCABULARY) if isinstance(given, int) and given > 1 else PROBED_VOCABULARY
     if job.loss.fn is not None:
         check_token_sum("loss.fn", job.loss.fn, job.loss.args, vocab_size, cuts_windows=layout.cp > 1)
+        check_gradient(job.loss.fn, job.loss.args, vocab_size)
     for name, path in job.metrics.fn.items():
         check_token_sum(f"metrics.fn.{name}", path, {}, vocab_size, cuts_windows=layout.cp > 1)

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from phalanx.core.box import HeldTensor
 from phalanx.core.errors import PhalanxError
-from phalanx.models.own import own_object
+from phalanx.models.own import calling_own, own_object, told
 from phalanx.spec import Job
 from phalanx.trainer.optimizer import Optimizer
 
 _STEPS, _BOUND = 3, 1e-5
-_KEY = "optimizer.class"
+_KEY, _UPDATES = "optimizer.class", "an optimizer whose step() updates a matrix by its gradient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +83,16 @@ def made(job: Job, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         raise PhalanxError(_KEY, value=path, expected="a torch.optim.Optimizer", remedy="name a class derived from it")
     if "weight_decay" in args or "weight_decay" not in inspect.signature(kind).parameters:
         groups = [{name: value for name, value in group.items() if name != "weight_decay"} for group in groups]
-    try:
-        return kind(groups, **{"lr": job.optimizer.lr, **args})
-    except (TypeError, ValueError) as error:
-        raise PhalanxError(
-            "optimizer.args", value=args, expected=f"arguments that {path} takes", remedy=f"correct them: {error}"
-        ) from error
+    with calling_own(_KEY, "an optimizer that can be made", path):
+        try:
+            return kind(groups, **{"lr": job.optimizer.lr, **args})
+        except (TypeError, ValueError) as error:
+            raise PhalanxError(
+                "optimizer.args",
+                value=args,
+                expected=f"arguments that {path} takes",
+                remedy=f"correct them: {told(error)}",
+            ) from error
 
 
 def rule_of(job: Job) -> Rule:
@@ -115,16 +119,20 @@ def _tried(job: Job, tensors: Sequence[Tensor]) -> _Trial:
     """The tensors after a few updates with gradients that follow from their values."""
     params = [torch.nn.Parameter(tensor) for tensor in tensors]
     optimizer = made(job, [{"params": params, "weight_decay": job.optimizer.weight_decay}])
-    settings, rule = _settings(optimizer), Rule((), {})
+    settings, rule = _settings(job, optimizer), Rule((), {})
     for step in range(1, _STEPS + 1):
         for param in params:
             param.grad = torch.sin(3 * param.detach() + step)
-        optimizer.step()
-        found = _rule(job, params[0], optimizer.state.get(params[0], {}), step)
+        with calling_own(_KEY, _UPDATES, job.optimizer.class_):
+            optimizer.step()
+            state = dict(optimizer.state.get(params[0], {}))
+        found = _rule(job, params[0], state, step)
         rule = found if step == 1 else rule
         if found.moments != rule.moments or found.counters.keys() != rule.counters.keys():
             raise _refused(job, "the same names of state after each update")
-    if _settings(optimizer) != settings:
+    if not all(param.isfinite().all() for param in params):
+        raise _refused(job, "an optimizer that leaves finite weights finite where gradients are")
+    if _settings(job, optimizer) != settings:
         raise _refused(job, "nothing that is learnt for all parameters together (its param_groups changed)")
     return _Trial([param.detach() for param in params], rule)
 
@@ -133,9 +141,10 @@ def _weights() -> Tensor:
     return torch.linspace(-1.0, 1.0, 24).view(4, 6)
 
 
-def _settings(optimizer: torch.optim.Optimizer) -> list[dict[str, str]]:
-    groups = optimizer.param_groups
-    return [{name: repr(value) for name, value in group.items() if name != "params"} for group in groups]
+def _settings(job: Job, optimizer: torch.optim.Optimizer) -> list[dict[str, str]]:
+    with calling_own(_KEY, "an optimizer that has param_groups", job.optimizer.class_):
+        groups = optimizer.param_groups
+        return [{name: repr(value) for name, value in group.items() if name != "params"} for group in groups]
 
 
 def _rule(job: Job, param: Tensor, state: Mapping[str, Any], step: int) -> Rule:

@@ -116,7 +116,7 @@ def prepare(
         carry_code(origin.job, job)
     job, told = with_code(job)
     enter_code(job)
-    check_own(job, layout)
+    check_own(job, layout, split.vocab_size)
     on_disk = check_offload(job, layout)
     identity_digest = job.identity_digest({name: each.digest for name, each in splits.items()})
     warnings = (*told, *warnings_of(job_store(job))) if is_first else ()
@@ -291,8 +291,9 @@ def _check_held_out(job: Job, train: Split) -> None:
 
 
 def _check_vocabulary(job: Job, split: Split) -> None:
-    vocab_size: Any = getattr(job.model.args, "vocab_size", None)
-    if vocab_size is not None and vocab_size < split.vocab_size:
+    args: Any = job.model.args
+    vocab_size = args.get("vocab_size") if isinstance(args, dict) else args.vocab_size
+    if isinstance(vocab_size, int) and vocab_size < split.vocab_size:
         raise PhalanxError(
             "model.args.vocab_size",
             value=vocab_size,

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from phalanx.core.errors import PhalanxError
 from phalanx.gang.context import RankContext
 from phalanx.gang.rendezvous import init_process_group
 from phalanx.lineage import Lineage, position_after
 from phalanx.lineage.wishes import Wishes
+from phalanx.models.own import told
 from phalanx.trainer.code import require_own_code
 from phalanx.trainer.network import enter_network
 from phalanx.trainer.places import job_store
@@ -35,7 +37,14 @@ def run_rank(context: RankContext) -> None:
     enter_code(prepared.job)
     if "agent" in context.arguments:
         require_own_code(prepared.job, prepared.code_digest)
-    run_prepared(context, prepared, context.arguments.get("debug_rank"))
+    try:
+        run_prepared(context, prepared, context.arguments.get("debug_rank"))
+    except SystemExit as stop:
+        if stop.code not in (None, 0):
+            raise
+        raise PhalanxError(
+            "code of the job", expected="no exit while the job runs", remedy=f"take it out: {told(stop)}"
+        ) from stop
 
 
 def run_prepared(context: RankContext, prepared: Prepared, debug_rank: int | None = None) -> None:

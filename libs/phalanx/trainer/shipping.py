@@ -86,7 +86,8 @@ def enter_code(job: Job) -> None:
         return
     folder = unpacked(job, job.code.digest)
     sys.path[:] = [str(folder), *(place for place in sys.path if Path(place).parent != folder.parent)]
-    tops = {path.partition(":")[0].partition(".")[0] for path in job.own_names.values()}
+    named = {path.partition(":")[0].partition(".")[0] for path in job.own_names.values()}
+    tops = {top for top in named if (folder / top).is_dir() or (folder / f"{top}.py").exists()}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""
         is_other = name.partition(".")[0] in tops or folder.parent in Path(file).parents

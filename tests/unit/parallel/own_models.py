@@ -61,3 +61,60 @@ class Partial(Dropping):
         super().__init__(vocab_size)
         self.frozen = nn.Parameter(torch.ones(3, 3), requires_grad=False)
         self.idle = nn.Parameter(torch.ones(3, 3))
+
+
+class Scaled(Dropping):
+    """Has a parameter without a dimension."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.gain = nn.Parameter(torch.tensor(1.0))
+
+
+class Counting(Dropping):
+    """Has a parameter of integers."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.seen = nn.Parameter(torch.zeros(3, dtype=torch.int64), requires_grad=False)
+
+
+class Lazy(Dropping):
+    """Has a parameter whose shape its first forward finds."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.late = nn.LazyLinear(3)
+
+
+class Masked(Dropping):
+    """Has a tensor that is no buffer."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.mask = torch.ones(3, 3).tril()
+
+
+class Listed(Dropping):
+    """Has modules in a plain list, one of them known by another name."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.kept = [self.embed, {"more": (nn.Linear(8, 8),)}]
+
+
+class Sharing(Dropping):
+    """Has a weight in two layers."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.layers[1][0].weight = self.layers[0][0].weight
+
+
+class Known(Dropping):
+    """Has a plain list of what it also has as modules, one layer twice and a tensor that lies on the CPU."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.order, self.scales = [*self.layers], torch.ones(3, device="cpu")
+        self.layers.append(self.layers[0])

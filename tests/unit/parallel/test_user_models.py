@@ -28,14 +28,14 @@ def group_of_one() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def _job(name: str) -> Job:
+def _job(name: str, reduce: str = "float32") -> Job:
     return parse_job(
         {
             "job": {"name": "own", "storage": "memory://own"},
             "model": {"class": f"own_models:{name}", "args": {"vocab_size": VOCAB_SIZE}},
             "data": {"train": "memory://own/train"},
             "training": {"seq_len": SEQ_LEN, "steps": 4, "global_batch_size": NUM_WINDOWS}
-            | {"mixed_precision_param": "float32"},
+            | {"mixed_precision_param": "float32", "mixed_precision_reduce": reduce},
             "optimizer": {"lr": 0.1},
         }
     )
@@ -116,6 +116,34 @@ def test_buffers_are_those_of_init_whether_weights_are_restored_or_not(name: str
 def test_persistent_buffer_is_refused_by_name() -> None:
     with pytest.raises(PhalanxError, match=r"Remembering, buffer layers\.0\.seen: .*persistent=False"):
         _built(_job("Remembering"))
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("Scaled", r"Scaled, parameter gain .*shape \(\).*\[1\]"),
+        ("Counting", r"parameter seen .*torch\.int64 of shape"),
+        ("Lazy", r"parameter late\.weight: expected a shape that __init__ gives"),
+        ("Masked", r"attribute mask is 'a Tensor': .*register_buffer"),
+        ("Listed", r"attribute kept is 'a list': .*ModuleList"),
+    ],
+)
+def test_part_that_ranks_could_not_share_or_make_real_is_refused_by_name(name: str, told: str) -> None:
+    with pytest.raises(PhalanxError, match=told):
+        _built(_job(name))
+
+
+def test_weight_of_two_layers_is_refused_where_each_is_sharded_by_itself() -> None:
+    with pytest.raises(
+        PhalanxError, match=r"parameter layers\.0\.0\.weight: expected one that no two of `layers` share"
+    ):
+        _built(_job("Sharing", "bfloat16"))
+    _built(_job("Sharing")).forward_backward(*_batch())
+
+
+@pytest.mark.parametrize("reduce", ["float32", "bfloat16"])
+def test_layer_that_is_there_twice_and_lists_of_known_modules_train(reduce: str) -> None:
+    assert float(_built(_job("Known", reduce)).forward_backward(*_batch())) > 0
 
 
 def test_buffer_that_depends_on_a_parameter_is_refused_by_name() -> None:

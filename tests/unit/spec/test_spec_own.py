@@ -66,8 +66,8 @@ def test_own_part_may_change_on_its_occasion(changed: dict[str, Any], when: When
         ({"loss__fn": "own"}, "loss.fn is 'own': expected package.module:function"),
         ({"optimizer__class": "own.Lion"}, "optimizer.class is 'own.Lion': expected package.module:Class"),
         ({"metrics__fn": {"accuracy": "own"}}, "metrics.fn.accuracy is 'own': expected package.module:function"),
-        ({"metrics__fn": {"loss": "own:x"}}, "metrics.fn is"),
-        ({"metrics__fn": {"Top 5": "own:x"}}, "names of lower-case letters, digits and `_`, not 'Top 5'"),
+        ({"metrics__fn": {"loss": "own:x"}}, "names that no figure of Phalanx has, not 'loss'"),
+        ({"metrics__fn": {"Top 5": "own:x"}}, "names of lower-case letters, digits and `_`, at most 63, not 'Top 5'"),
         (
             {"metrics__fn": {f"m{number}": "own:x" for number in range(17)}},
             "expected at most 16 names, not 17; leave some out",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.models.protocol import Context, Style
+from phalanx.models.protocol import Context, Initial, Style
 
 
 class Plain(nn.Module):
@@ -159,3 +160,111 @@ class Learnt(ByNorm):
     @torch.no_grad()
     def step(self, closure: None = None) -> None:
         self.param_groups[0]["scale"] = self.param_groups[0].get("scale", 1.0) * 1.1
+
+
+class Fails(Plain):
+    """Fails in the method that `where` names."""
+
+    def __init__(self, vocab_size: int, where: str, dim: int = 8) -> None:
+        if where == "__init__":
+            raise RuntimeError("no such size")
+        if where == "exit":
+            raise SystemExit(0)
+        if where != "super":
+            super().__init__(vocab_size, dim)
+        self.where = where
+
+    def _given(self, where: str, given: Any) -> Any:
+        if self.where == where:
+            raise RuntimeError("no such\nshape")
+        return given
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Any:
+        logits = super().forward(tokens, position_ids, document_ids)
+        if self.where == "needs values":
+            assert int(tokens.max()) >= 0
+        if self.where == "needs a place":
+            assert int(os.environ["RANK"]) >= 0
+        if self.where == "needs a GPU":
+            raise NotImplementedError("no kernel here")
+        return {"hidden": logits[0], "tokens": tokens, "pair": (logits, logits)}.get(
+            self.where, self._given("forward", logits)
+        )
+
+    def initial_weights(self) -> Any:
+        made = {name: Initial(std=0.1) for name, _ in self.named_parameters()}
+        wrong: dict[str, Any] = {
+            "float": made | {"head.weight": 0.1},
+            "missing": {"embed.weight": Initial()},
+            "nan": made | {"head.weight": Initial(std=float("nan"))},
+            "negative": made | {"head.weight": Initial(std=-1.0)},
+            "text": made | {"head.weight": Initial(value="x")},  # type: ignore[arg-type]
+            "none": None,
+        }
+        return wrong.get(self.where, self._given("initial_weights", made))
+
+    def parallel_plan(self) -> Any:
+        wrong: dict[str, Any] = {"list": ["head"], "no plan": None, "number": {"head": 3}, "key": {3: "colwise"}}
+        return wrong.get(self.where, self._given("parallel_plan", {}))
+
+    def split_stages(self, num_stages: int) -> Any:
+        wrong: dict[str, Any] = {"no stages": None, "numbers": [1, 2]}
+        return wrong.get(self.where, self._given("split_stages", [self] * num_stages))
+
+
+class Frozen(Plain):
+    """Has no parameter that trains."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__(vocab_size)
+        self.requires_grad_(False)
+
+
+def detached(logits: Tensor, targets: Tensor) -> Tensor:
+    """Nothing flows back."""
+    return cross_entropy(logits.detach(), targets)
+
+
+def no_gradient(logits: Tensor, targets: Tensor) -> Tensor:
+    """A gradient that is no number, of a loss that is 0."""
+    return (logits.sum() * 0).sqrt()
+
+
+def changes(logits: Tensor, targets: Tensor) -> Tensor:
+    """Spoils the logits for whoever comes next."""
+    return cross_entropy(logits.mul_(0.5), targets)
+
+
+def exits(logits: Tensor, targets: Tensor) -> Tensor:
+    """Ends the process as if all were well."""
+    raise SystemExit(0)
+
+
+class Unmade(torch.optim.SGD):
+    """Can't be made."""
+
+    def __init__(self, params: Iterable[Any], lr: float) -> None:
+        raise KeyError("momentum")
+
+
+class Empty(torch.optim.Optimizer):
+    """Forgets the base class's __init__."""
+
+    def __init__(self, params: Iterable[Any], lr: float) -> None:
+        pass
+
+
+class Stateless(ByNorm):
+    """Loses the state."""
+
+    def step(self, closure: None = None) -> None:
+        self.state = None  # type: ignore[assignment]
+
+
+class Diverges(ByNorm):
+    """Gives weights that are no numbers."""
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        for param in self.param_groups[0]["params"]:
+            param.fill_(float("nan"))

@@ -34,6 +34,7 @@ def _model(name: str, **args: Any) -> dict[str, Any]:
 
 
 PP2, CP2 = {"pp": 2}, {"cp": 2}
+TP2: dict[str, dict[str, Any]] = {"parallel": {"tp": 2}}
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
     "no class": ({"model": _model("Nothing")}, 1, r"model\.class is 'own_parts:Nothing': .*importable.*code\.path"),
     "no module": ({"model": {"class": "nothing:X", "args": {}}}, 1, r"model\.class is 'nothing:X'"),
@@ -71,6 +72,87 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         1,
         r"optimizer\.name is 'muon': expected adamw with Blockless, which has no matrix inside `layers`",
     ),
+    "init": (
+        {"model": _model("Fails", where="__init__")},
+        1,
+        r"model\.class is 'own_parts:Fails': .*RuntimeError: no such size \(.*own_parts\.py:\d+\)$",
+    ),
+    "exit": ({"model": _model("Fails", where="exit")}, 1, r"model\.class is .*SystemExit: 0 \(.*own_parts\.py"),
+    "super": ({"model": _model("Fails", where="super")}, 1, r"model\.class is 'Fails': .*super\(\)\.__init__\(\)"),
+    "nothing to train": ({"model": _model("Frozen")}, 1, r"model\.class is .*expected a module with a parameter that"),
+    "forward": (
+        {"model": _model("Fails", where="forward")},
+        1,
+        r"model\.class is .*forward to give logits \[1 window, 32 tokens, voc.*Error: no such \(.*parts\.py:\d+\)$",
+    ),
+    "hidden": ({"model": _model("Fails", where="hidden")}, 1, r"logits .*, not torch\.bfloat16 of shape \(32, 32\)"),
+    "tokens": ({"model": _model("Fails", where="tokens")}, 1, r"logits .*, not torch\.int64 of shape \(1, 32\)"),
+    "pair": ({"model": _model("Fails", where="pair")}, 1, r"logits .*, not a tuple"),
+    "initial raises": ({"model": _model("Fails", where="initial_weights")}, 1, r"initial_weights\(\): .*no such \("),
+    "initial none": ({"model": _model("Fails", where="none")}, 1, r"initial_weights\(\): .*TypeError: 'NoneType'"),
+    "initial float": ({"model": _model("Fails", where="float")}, 1, r"initial_weights\(\) head\.weight is 0\.1: "),
+    "initial missing": (
+        {"model": _model("Fails", where="missing")},
+        1,
+        r"initial_weights\(\) layers\.0\.weight is 'mis",
+    ),
+    "initial nan": (
+        {"model": _model("Fails", where="nan")},
+        1,
+        r"initial_weights\(\) head\.weight is Initial\(std=nan",
+    ),
+    "initial negative": ({"model": _model("Fails", where="negative")}, 1, r"initial_weights\(\) head\.weight is In"),
+    "initial text": ({"model": _model("Fails", where="text")}, 1, r"initial_weights\(\) head\.weight is Initial\("),
+    "plan raises": ({"model": _model("Fails", where="parallel_plan"), **TP2}, 2, r"parallel_plan\(\): .*no such \("),
+    "plan none": ({"model": _model("Fails", where="no plan"), **TP2}, 2, r"parallel_plan\(\) is 'NoneType': .*a dict"),
+    "plan list": ({"model": _model("Fails", where="list"), **TP2}, 2, r"parallel_plan\(\) is 'list': expected a dict"),
+    "plan key": (
+        {"model": _model("Fails", where="key"), **TP2},
+        2,
+        r"parallel_plan\(\) is \{3: .*by patterns of names",
+    ),
+    "plan number": ({"model": _model("Fails", where="number"), **TP2}, 2, r"parallel_plan\(\) head is 3: .*a style"),
+    "split raises": (
+        {"model": _model("Fails", where="split_stages"), "parallel": PP2},
+        2,
+        r"split_stages\(\): .*no such",
+    ),
+    "split none": ({"model": _model("Fails", where="no stages"), "parallel": PP2}, 2, r"split_stages\(\): .*NoneType"),
+    "split numbers": (
+        {"model": _model("Fails", where="numbers"), "parallel": PP2},
+        2,
+        r"split_stages\(\) is 'with a int",
+    ),
+    "stage forward": (
+        {"model": _model("SharingStaged"), "parallel": PP2},
+        2,
+        r"split_stages\(\) stage 0: expected a forward that runs on the meta device.*NotImplementedError",
+    ),
+    "loss detached": ({"loss": {"fn": "own_parts:detached"}}, 1, r"loss\.fn is .*a finite gradient by its logits"),
+    "loss gradient": ({"loss": {"fn": "own_parts:no_gradient"}}, 1, r"loss\.fn is .*a finite gradient by its logits"),
+    "loss changes": (
+        {"loss": {"fn": "own_parts:changes"}},
+        1,
+        r"loss\.fn is .*leaves its logits and targets as they are",
+    ),
+    "loss exits": ({"loss": {"fn": "own_parts:exits"}}, 1, r"loss\.fn is .*SystemExit: 0 \(.*own_parts\.py"),
+    "unmade": (
+        {"optimizer": {"class": "own_parts:Unmade"}},
+        1,
+        r"optimizer\.class is .*KeyError: 'momentum' \(.*parts",
+    ),
+    "no base": ({"optimizer": {"class": "own_parts:Empty"}}, 1, r"optimizer\.class is .*param_groups.*AttributeError"),
+    "closure": (
+        {"optimizer": {"class": "torch.optim:LBFGS"}},
+        1,
+        r"optimizer\.class is .*step\(\).*TypeError: .*closure",
+    ),
+    "no state": (
+        {"optimizer": {"class": "own_parts:Stateless"}},
+        1,
+        r"optimizer\.class is .*AttributeError: 'NoneType'",
+    ),
+    "diverges": ({"optimizer": {"class": "own_parts:Diverges"}}, 1, r"optimizer\.class is .*finite weights finite"),
     "rprop": ({"optimizer": {"class": "torch.optim:ASGD"}}, 1, r"numbers that count updates, but state"),
 }
 
@@ -90,6 +172,35 @@ def test_own_module_that_fails_tells_where(tmp_path: Path, monkeypatch: pytest.M
     job = _job(model={"class": "own_failing:Model"})
     with pytest.raises(PhalanxError, match=r"ZeroDivisionError: division by zero \(.*own_failing\.py:2\)"):
         check_own(job, job.layout(1))
+
+
+def test_own_module_that_exits_or_misses_an_attribute_tells_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    for name, line, shown in (
+        ("own_exiting", "raise SystemExit('bye')", "SystemExit: bye"),
+        ("own_lacking", "import torch; torch.no_such_thing", "AttributeError: .*no_such_thing"),
+        ("own_needing", "import no_such_module", "ModuleNotFoundError: .*no_such_module"),
+    ):
+        (tmp_path / f"{name}.py").write_text(f"x = 1\n{line}\n")
+        job = _job(model={"class": f"{name}:Model"})
+        with pytest.raises(PhalanxError, match=rf"model\.class is .*{shown}.* \(.*{name}\.py:2\)"):
+            check_own(job, job.layout(1))
+
+
+@pytest.mark.parametrize("where", ["needs values", "needs a GPU", "needs a place"])
+def test_forward_that_only_ranks_can_run_is_left_to_them(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    job = _job(model=_model("Fails", where=where))
+    check_own(job, job.layout(1))
+
+
+def test_logits_of_fewer_tokens_than_the_tokenizer_has_are_refused() -> None:
+    job = _job()
+    check_own(job, job.layout(1), 32)
+    with pytest.raises(PhalanxError, match=r"model\.args is .*at least the tokenizer's 33 tokens, .* gives 32"):
+        check_own(job, job.layout(1), 33)
 
 
 def test_own_parts_that_fit_pass() -> None:

@@ -115,6 +115,15 @@ def test_process_that_enters_other_code_forgets_the_first(tmp_path: Path) -> Non
     assert _width() == 2 and len([place for place in sys.path if "cache/code" in place]) == 1
 
 
+def test_process_that_enters_code_keeps_libraries_that_the_job_names(tmp_path: Path) -> None:
+    job = _job(tmp_path)
+    named = job.model_copy(update={"optimizer": job.optimizer.model_copy(update={"class_": "colorsys:Optimizer"})})
+    assert "colorsys:Optimizer" in named.own_names.values()
+    library = importlib.import_module("colorsys")
+    enter_code(with_code(named)[0])
+    assert sys.modules.get("colorsys") is library and _width() == 1
+
+
 def test_copy_on_the_node_that_lost_a_file_is_left_alone_and_laid_out_again(tmp_path: Path) -> None:
     job, _ = with_code(_job(tmp_path))
     first = unpacked(job, str(job.code.digest))
