@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from import_kit import DIGEST, files_below, imported, rows_of, settings, write_mds, write_megatron
+from tokenizers import Tokenizer, models
 
 from phalanx.core.errors import PhalanxError
 from phalanx.data.importing import Boundaries, Format, ImportSettings, import_tokens
@@ -247,8 +248,9 @@ def test_import_of_damaged_npy_files_is_refused(tmp_path: Path) -> None:
     for array, words in (
         (np.zeros(10, np.float32), "integer type"),
         (np.array([{}, []], object), "integer type"),
-        (np.zeros((2, 3, 4), np.int64), "one axis"),
-        (np.asfortranarray(np.zeros((4, 5), np.int64)), "Fortran"),
+        (np.zeros((2, 3, 4), np.int64), "one axis, or rows of ids in C order; it has 3 axes: save it anew"),
+        (np.int64(5), "it has 0 axes"),
+        (np.asfortranarray(np.zeros((4, 5), np.int64)), "it has them in Fortran order"),
     ):
         np.save(source, array, allow_pickle=True)
         assert words in refused(source, given, tmp_path / "out")
@@ -341,6 +343,9 @@ def test_import_with_another_tokenizer_than_its_digest_says_is_refused(tmp_path:
     assert "another tokenizer" in refused(tmp_path / "a.npy", given, tmp_path / "out")
     given = replace(given, tokenizer_digest=None)
     assert "a tokenizer.json" in refused(tmp_path / "a.npy", given, tmp_path / "out")
+    (tmp_path / "tokenizer.json").write_text(Tokenizer(models.BPE({}, [])).to_str())
+    given = replace(given, eos_id=None)
+    assert "--eos-token is '<|endoftext|>'" in refused(tmp_path / "a.npy", given, tmp_path / "out")
     given = ImportSettings(tokenizer=tmp_path / "none.json", tokenizer_digest=DIGEST)
     assert "no such file" in refused(tmp_path / "a.npy", given, tmp_path / "out")
 

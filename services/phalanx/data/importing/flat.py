@@ -67,12 +67,12 @@ def npy_pieces(files: Files, path: str, stream: int, *, has_rows: bool) -> list[
     if dtype.kind not in "iu":
         raise BadTokens(where, value=str(dtype), expected="ids of an integer type", remedy="import ids, not numbers")
     if len(shape) not in (1, 2) or (is_fortran and len(shape) == 2):
-        order = " in Fortran order" if is_fortran else ""
+        found = "them in Fortran order" if len(shape) == 2 else f"{len(shape)} axes"
         raise BadTokens(
             where,
             value=shape,
             expected="ids in one axis, or rows of ids in C order",
-            remedy=f"it has them{order}: save it anew",
+            remedy=f"it has {found}: save it anew",
         )
     offset, num_tokens = stream_of_head.tell(), int(np.prod(shape, dtype=np.int64))
     expected = offset + num_tokens * dtype.itemsize
