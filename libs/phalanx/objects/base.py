@@ -165,11 +165,13 @@ class ObjectStore(ABC):
         """
         return memoryview(self.read(key, offset, length))
 
-    def read_piece(self, key: str, offset: int, length: int) -> memoryview:
-        """As `read`, for a few MiB that are kept: in the memory in which the client received them, without a copy where
-        the store can do that. A try that breaks may lose what it had of them.
+    def read_piece(self, key: str, offset: int, into: memoryview) -> memoryview:
+        """As `read` of as many bytes as `into` has (writable, a byte an item), which come to lie there: who keeps much
+        and lets it go again brings memory of its own. Returns `into`.
         """
-        return memoryview(self.read(key, offset, length))
+        data = self.read(key, offset, len(into))
+        into[: len(data)] = data
+        return into[: len(data)]
 
     @abstractmethod
     def info(self, key: str) -> ObjectInfo:
@@ -255,8 +257,8 @@ class ScopedStore(ObjectStore):
     def read_view(self, key: str, offset: int, length: int, scratch: memoryview) -> memoryview:
         return self._store.read_view(self._full(key), offset, length, scratch)
 
-    def read_piece(self, key: str, offset: int, length: int) -> memoryview:
-        return self._store.read_piece(self._full(key), offset, length)
+    def read_piece(self, key: str, offset: int, into: memoryview) -> memoryview:
+        return self._store.read_piece(self._full(key), offset, into)
 
     def info(self, key: str) -> ObjectInfo:
         return ObjectInfo(key, self._store.info(self._full(key)).num_bytes)

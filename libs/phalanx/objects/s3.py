@@ -175,29 +175,31 @@ class S3Store(ObjectStore):
         return retry(f"{self.url}/{key}", deadline, once)
 
     def read(self, key: str, offset: int = 0, length: int | None = None) -> bytes:
-        return bytes(self._read_checked(key, offset, length, in_one_at_first=False))
+        return bytes(self._read_checked(key, offset, length))
 
-    def read_piece(self, key: str, offset: int, length: int) -> memoryview:
-        return memoryview(self._read_checked(key, offset, length, in_one_at_first=True))
+    def read_piece(self, key: str, offset: int, into: memoryview) -> memoryview:
+        return memoryview(self._read_checked(key, offset, len(into), into))
 
-    def _read_checked(self, key: str, offset: int, length: int | None, *, in_one_at_first: bool) -> bytes | memoryview:
+    def _read_checked(
+        self, key: str, offset: int, length: int | None, into: memoryview | None = None
+    ) -> bytes | memoryview:
         check_process()
         where, deadline = f"{self.url}/{check_key(key)}", Deadline(self._deadline_s)
         if length == 0 or (length is None and offset) or min(offset, length or 0) < 0:
             length = check_range(where, self._num_bytes(key, deadline), offset, length)
         deadline.allow(length or 0)
-        return self._read(key, offset, length, deadline, in_one_at_first=in_one_at_first)
+        return self._read(key, offset, length, deadline, into)
 
     def _read(
-        self, key: str, offset: int, length: int | None, deadline: Deadline, *, in_one_at_first: bool = False
+        self, key: str, offset: int, length: int | None, deadline: Deadline, into: memoryview | None = None
     ) -> bytes | memoryview:
         if length == 0:
             return b""
-        reading = RangeRead(f"{self.url}/{key}", key, offset, length)
+        reading = RangeRead(f"{self.url}/{key}", key, offset, length, into)
 
         def once(number: int) -> None:
             with self._translated(key):
-                reading.go_on(self._pick(number, deadline, length or 0), in_one=in_one_at_first and number == 0)
+                reading.go_on(self._pick(number, deadline, length or 0))
 
         retry(reading, deadline, once)
         return reading.data()

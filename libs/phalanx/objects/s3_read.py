@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import obstore
 
 from phalanx.objects.base import StoreError, check_range
@@ -16,34 +17,31 @@ _CHUNK_BYTES = 2**18
 
 
 class RangeRead:
-    """Reads [offset, offset + length) of an object (length None: to its end); `str` says how far it came.
+    """Reads [offset, offset + length) of an object (length None: to its end); `str` says how far it came. into: memory
+    of `length` bytes for them, else they are kept as they come.
 
     Bytes of two versions of an object are never joined: where its ETag changes between two tries, the read begins anew.
     """
 
-    def __init__(self, where: str, key: str, offset: int, length: int | None) -> None:
-        self._where, self._key, self._offset, self._length = where, key, offset, length
-        self._chunks: list[bytes | memoryview] = []
+    def __init__(self, where: str, key: str, offset: int, length: int | None, into: memoryview | None = None) -> None:
+        self._where, self._key, self._offset, self._length, self._into = where, key, offset, length, into
+        self._chunks: list[memoryview] = []
+        self._reached = offset
         self._e_tag: str | None = None
 
     def __str__(self) -> str:
         stop = "the end" if self._length is None else self._offset + self._length
         return f"{self._where}: bytes {self._offset} to {stop}, stopped at {self._reached}"
 
-    @property
-    def _reached(self) -> int:
-        return self._offset + sum(map(len, self._chunks))
-
     def data(self) -> bytes | memoryview:
         """The bytes, once a try went through."""
+        if self._into is not None:
+            return self._into
         return self._chunks[0] if len(self._chunks) == 1 else b"".join(self._chunks)
 
-    def go_on(self, engine: Engine, *, in_one: bool = False) -> None:
+    def go_on(self, engine: Engine) -> None:
         """Asks for what is still missing. Raises TransientError where the reply is cut or the object was changed,
         StoreError where it holds other bytes than were asked for, and what obstore raises.
-
-        in_one: the reply is received as a whole, in one buffer and outside the interpreter's lock; of one that breaks
-        nothing is kept.
         """
         start = self._reached
         result = obstore.get(engine, self._key, options=self._options(start))
@@ -53,13 +51,23 @@ class RangeRead:
             raise StoreError(
                 f"{self._where}: the server answered with bytes from {result.range[0]} when asked from {start}"
             )
-        for chunk in [memoryview(result.bytes())] if in_one else result.stream(min_chunk_size=_CHUNK_BYTES):
+        for part in result.stream(min_chunk_size=_CHUNK_BYTES):
+            chunk = memoryview(part)
+            if len(chunk) > stop - self._reached:
+                raise StoreError(f"{self._where}: the server answered with more bytes than were asked for")
+            self._keep(chunk)
+        if self._reached < stop:
+            raise TransientError(f"the answer ended {stop - self._reached} bytes early")
+
+    def _keep(self, chunk: memoryview) -> None:
+        """Appends a chunk to what is there."""
+        if self._into is None:
             self._chunks.append(chunk)
-            start += len(chunk)
-        if start > stop:
-            raise StoreError(f"{self._where}: the server answered with more bytes than were asked for")
-        if start < stop:
-            raise TransientError(f"the answer ended {stop - start} bytes early")
+        else:
+            place = self._reached - self._offset
+            # By numpy, which copies outside the interpreter's lock.
+            np.frombuffer(self._into, np.uint8)[place : place + len(chunk)] = np.frombuffer(chunk, np.uint8)
+        self._reached += len(chunk)
 
     def _options(self, start: int) -> obstore.GetOptions:
         if self._length is not None:
@@ -68,6 +76,7 @@ class RangeRead:
 
     def _require_same(self, e_tag: str | None) -> None:
         before, self._e_tag = self._e_tag, e_tag
-        if self._chunks and before != e_tag:
+        if self._reached > self._offset and before != e_tag:
             self._chunks.clear()
+            self._reached = self._offset
             raise TransientError(f"the object was changed while it was read: its ETag was {before}, now {e_tag}")

@@ -21,12 +21,14 @@ from phalanx.stream.manifest import ShardEntry, Split, tar_key
 from phalanx.stream.mapped import Bytes, map_file
 from phalanx.stream.members import DamagedShard, why
 from phalanx.stream.node_cache import NodeCache
+from phalanx.stream.piece_memory import PieceMemory
 from phalanx.stream.recent import Recent
 from phalanx.stream.segments import SegmentColumns
-from phalanx.stream.shards import MalformedShard, ShardIndex
+from phalanx.stream.shards import DEFAULT_MEMBER_BYTES, MalformedShard, ShardIndex
 
-PIECE_BYTES = 4 << 20
-_CUTS = 256
+# Four members as they are usually cut and what lies between them, so that pieces are of one size and fill a buffer.
+PIECE_BYTES = 4 * DEFAULT_MEMBER_BYTES + (1 << 18)
+_CUTS, _IDLE_BUFFERS = 256, 8
 _WRONG_DIGEST = "its bytes do not have the digest that the index gives"
 Tokens = NDArray[np.unsignedinteger]
 Place: TypeAlias = tuple[int, int]  # a piece: its shard, and its number in the shard
@@ -98,7 +100,7 @@ class SplitPieces:
 
     A store whose objects are files on this machine is mapped and never copied; any other is read through `cache`, where
     there is one. A member with a wrong digest is fetched once more, past the cache; then it is damage. first_shard:
-    what is added to this split's shard numbers in what is raised.
+    what is added to this split's shard numbers in what is raised. memory: where pieces that are not mapped come to lie.
     """
 
     def __init__(
@@ -110,9 +112,11 @@ class SplitPieces:
         piece_bytes: int = PIECE_BYTES,
         cache: NodeCache | None = None,
         first_shard: int = 0,
+        memory: PieceMemory | None = None,
     ) -> None:
         self._store, self._split, self._index_of = store, split, index_of
         self._piece_bytes, self._cache, self._first_shard = piece_bytes, cache, first_shard
+        self._memory = memory or PieceMemory(piece_bytes, _IDLE_BUFFERS)
         self._cuts = Recent[Cut](_CUTS)
         self._table = _table(np.zeros(0, np.int64), [])
 
@@ -237,7 +241,7 @@ class SplitPieces:
         """A ranged read; where it fails and the object has lost bytes, that is damage and not the network's fault."""
         key = tar_key(entry.name)
         try:
-            return self._store.read_piece(key, offset, num_bytes)
+            return self._store.read_piece(key, offset, self._memory.take(num_bytes))
         except OutsideError as error:
             found = self._store.info(key).num_bytes
             if found == entry.num_bytes:

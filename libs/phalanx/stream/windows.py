@@ -27,6 +27,7 @@ from phalanx.stream.node_cache import NodeCache
 from phalanx.stream.order import Order
 from phalanx.stream.packed import IGNORED_TARGET, PackedWindows
 from phalanx.stream.piece_cache import Located, PieceCache
+from phalanx.stream.piece_memory import PieceMemory
 from phalanx.stream.pieces import PIECE_BYTES, SplitPieces, block_bytes
 from phalanx.stream.rows import ReadRows, SlotSegments, digests_of, rows_of, tokens_xxh3
 from phalanx.stream.segments import NO_SEGMENTS, SegmentColumns
@@ -113,8 +114,10 @@ class MixtureReader:
         self._dtype = max((source.split.dtype for source in sources), key=lambda dtype: dtype.itemsize)
         self.follow(view)
         piece_bytes = min(PIECE_BYTES, max(1, cache_bytes // _PIECES_AT_LEAST))
+        # Two pieces that follow each other are larger than `piece_bytes`, so the bound holds at most twice as many.
+        memory = PieceMemory(piece_bytes, 2 * cache_bytes // piece_bytes)
         self._pieces = PieceCache(
-            [_pieces(source, piece_bytes, cache) for source in sources], cache_bytes, num_threads, deadline_s
+            [_pieces(source, piece_bytes, cache, memory) for source in sources], cache_bytes, num_threads, deadline_s
         )
         self._ahead = [self._block_ahead(number) for number in range(len(sources))] if reads_ahead else []
         _warn_of_large_blocks(sources, cache_bytes)
@@ -319,7 +322,7 @@ def _blocks_of(source: Source, window: int, shard: int) -> Int64:
     return as_array([order.span_of_block(epoch, shard - source.first_shard) for epoch in epochs])
 
 
-def _pieces(source: Source, piece_bytes: int, cache: NodeCache | None) -> SplitPieces:
+def _pieces(source: Source, piece_bytes: int, cache: NodeCache | None, memory: PieceMemory) -> SplitPieces:
     return SplitPieces(
         source.store,
         source.split,
@@ -327,6 +330,7 @@ def _pieces(source: Source, piece_bytes: int, cache: NodeCache | None) -> SplitP
         piece_bytes=piece_bytes,
         cache=cache,
         first_shard=source.first_shard,
+        memory=memory,
     )
 
 

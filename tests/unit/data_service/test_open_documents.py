@@ -41,9 +41,9 @@ class CountingStore(ScopedStore):
         self.read_keys.append(key)
         return super().read(key, offset, length)
 
-    def read_piece(self, key, offset, length):
+    def read_piece(self, key, offset, into):
         self.read_keys.append(key)
-        return super().read_piece(key, offset, length)
+        return super().read_piece(key, offset, into)
 
     def local_path(self, key):
         return None

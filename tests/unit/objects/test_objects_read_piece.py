@@ -1,4 +1,4 @@
-"""A piece in one buffer from S3, when the server's replies break: a real server behind a proxy that spoils them."""
+"""A piece from S3 when the server's replies break: a real server behind a proxy that spoils them."""
 
 from __future__ import annotations
 
@@ -21,27 +21,34 @@ def spoil_first(proxy: Proxy, spoiler: Spoiler, count: int) -> None:
     proxy.choose = lambda method, path, number: spoiler if method == "GET" and number < count else None
 
 
+def read(store: ObjectStore, offset: int, length: int) -> bytes:
+    """The piece of "k"."""
+    memory = memoryview(bytearray(length))
+    assert store.read_piece("k", offset, memory) == memory
+    return bytes(memory)
+
+
 def starts_asked(proxy: Proxy) -> list[int]:
     """First bytes of the ranges asked for."""
     found = [re.match(r"bytes=(\d+)-", ranged) for method, _, ranged in proxy.seen if method == "GET"]
     return [int(match[1]) for match in found if match]
 
 
-def test_cut_reply_is_asked_for_anew_and_then_continued(open_place: Open, proxy: Proxy) -> None:
+def test_cut_reply_is_continued(open_place: Open, proxy: Proxy) -> None:
     store = open_place(proxy.endpoint)
     store.create("k", DATA)
     spoil_first(proxy, Spoiler(cut_body=1_000_000), count=2)
-    assert store.read_piece("k", 500_000, 2_400_000) == DATA[500_000:2_900_000]
+    assert read(store, 500_000, 2_400_000) == DATA[500_000:2_900_000]
     starts = starts_asked(proxy)
     assert len(starts) == 3
-    assert starts[0] == starts[1] == 500_000 < starts[2] <= 1_500_000
+    assert 500_000 == starts[0] < starts[1] < starts[2] <= 2_500_000
 
 
 def test_shorter_range_than_asked_is_never_passed_on(open_place: Open, proxy: Proxy) -> None:
     store = open_place(proxy.endpoint)
     store.create("k", DATA)
     spoil_first(proxy, Spoiler(shorten=1_000_000), count=1)
-    assert store.read_piece("k", 500_000, 2_400_000) == DATA[500_000:2_900_000]
+    assert read(store, 500_000, 2_400_000) == DATA[500_000:2_900_000]
 
 
 def test_server_that_answers_other_bytes_is_an_error(open_place: Open, proxy: Proxy) -> None:
@@ -49,7 +56,7 @@ def test_server_that_answers_other_bytes_is_an_error(open_place: Open, proxy: Pr
     store.create("k", b"x" * 200)
     spoil_first(proxy, Spoiler(other_start=7), count=99)
     with pytest.raises(StoreError):
-        store.read_piece("k", 100, 50)
+        read(store, 100, 50)
 
 
 def test_object_replaced_between_tries_gives_one_version_whole(
@@ -68,7 +75,24 @@ def test_object_replaced_between_tries_gives_one_version_whole(
         return Spoiler(shorten=1_000_000)
 
     proxy.choose = replace_then_shorten
-    assert store.read_piece("k", 500_000, 2_400_000) == other[500_000:2_900_000]
+    assert read(store, 500_000, 2_400_000) == other[500_000:2_900_000]
+
+
+def test_cut_reply_of_another_version_is_read_anew_whole(open_place: Open, proxy: Proxy, ministack: Endpoint) -> None:
+    store, direct = open_place(proxy.endpoint), open_place(ministack)
+    direct.create("k", DATA)
+    other = DATA[::-1]
+
+    def cut_then_replace(method: str, path: str, number: int) -> Spoiler | None:
+        if method != "GET":
+            return None
+        if number == 1:
+            direct.delete("k")
+            direct.create("k", other)
+        return Spoiler(cut_body=1_000_000) if number == 0 else None
+
+    proxy.choose = cut_then_replace
+    assert read(store, 500_000, 2_400_000) == other[500_000:2_900_000]
 
 
 def test_given_up_names_url_range_place_tries_and_cause(open_place: Open, proxy: Proxy, place: str) -> None:
@@ -76,7 +100,7 @@ def test_given_up_names_url_range_place_tries_and_cause(open_place: Open, proxy:
     store.create("k", DATA)
     spoil_first(proxy, Spoiler(refuse=503), count=99)
     with pytest.raises(StoreError) as caught:
-        store.read_piece("k", 500_000, 2_400_000)
+        read(store, 500_000, 2_400_000)
     told = str(caught.value)
     assert f"{place}/k: " in told
     assert re.search(r"bytes 500000 to 2900000, stopped at 500000: still failing after (\d+) tries", told), told
