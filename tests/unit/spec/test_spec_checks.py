@@ -160,6 +160,13 @@ EXPERTS = {"args": {"dim": 64, "n_layers": 4, "n_heads": 4, "vocab_size": 512, "
             "parallel.stage_split",
             "numbers that add up to n_layers = 4, not to 3",
         ),
+        ({"parallel__layout": "auto", "parallel__tp": 2}, None, "parallel.tp", 'nothing beside layout = "auto"'),
+        (
+            {"parallel": {"layout": "auto", "schedule": "zbv"}},
+            None,
+            "parallel.schedule",
+            'nothing beside layout = "auto"',
+        ),
         (
             {"parallel__layout": "auto", "parallel__stage_split": "2,2"},
             2,

@@ -27,6 +27,12 @@ def optimizer(**keys):
         (PAGED | {"class": "pkg.module:Class"}, {}, "optimizer.offload", "none beside optimizer.class"),
         (PAGED | {"name": "muon"}, {}, "optimizer.offload", "none with the optimizer muon"),
         (PAGED, {"local_updates__steps": 4}, "optimizer.offload", "none with local updates"),
+        (
+            PAGED,
+            {"gradient_compression": {"method": "powersgd"}},
+            "optimizer.offload",
+            "none with gradient compression",
+        ),
         (PAGED, {"checkpoint__memory_interval": 3}, "checkpoint.memory_interval", "0 with optimizer state on a disk"),
     ],
 )
