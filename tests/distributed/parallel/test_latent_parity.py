@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from test_expert_parity import DEEPSEEK, references_in
-from test_parity import _case, _check_table, _gangs, _pipeline
+from test_parity import COMPILE_TIMEOUT_S, _case, _check_table, _gangs, _pipeline
 
 from phalanx.gang.fork_server import ForkServer
 
@@ -91,8 +91,8 @@ def test_every_layout_of_latent_attention_gives_loss_gradients_and_counts_of_one
     _check_table(fork_server, references, world_size, {name: TABLE[world_size][name] for name in names})
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(COMPILE_TIMEOUT_S)
 def test_compiled_blocks_of_latent_attention_give_loss_and_gradients_of_one_process(
     fork_server: ForkServer, references: dict[str, str]
 ) -> None:
-    _check_table(fork_server, references, 1, COMPILED)
+    _check_table(fork_server, references, 1, COMPILED, COMPILE_TIMEOUT_S - 10)
