@@ -146,6 +146,7 @@ def test_cli_trace_step_and_document_agree(phalanx, prepared, tmp_path):
         (["ls", "file://{tmp}/d"], "phalanx data prepare INPUT --out URL"),
         (["verify", "file://{tmp}/d"], "phalanx data prepare INPUT --out URL"),
         (["trace", "{tmp}/job.toml"], "either --step N or --document ID"),
+        (["catalog", "--digest", "8a1c"], "--digest is '8a1c': expected sha256: and 64 hexadecimal digits; write"),
     ],
 )
 def test_cli_user_mistake_is_one_line_and_exit_two(phalanx, tmp_path, arguments, message):

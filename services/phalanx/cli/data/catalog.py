@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from phalanx.cli.config import AsJson
 from phalanx.cli.context import Context, open_client
 from phalanx.cli.output import print_json, print_table
+from phalanx.core.errors import PhalanxError
 
 if TYPE_CHECKING:
     from phalanx.data.datasets import DatasetVersion
@@ -32,6 +34,19 @@ def register(group: typer.Typer) -> None:
     group.command("catalog")(catalog)
 
 
+def _check_digest(digest: str) -> None:
+    """Raises PhalanxError for what is none: it would be answered as one that nothing has."""
+    from phalanx.spec.data import DIGEST_PATTERN
+
+    if digest and not re.fullmatch(DIGEST_PATTERN, digest):
+        raise PhalanxError(
+            "--digest",
+            value=digest,
+            expected="sha256: and 64 hexadecimal digits",
+            remedy="write it as `phalanx data ls` prints it",
+        )
+
+
 def catalog(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="Show all versions of this dataset.", show_default=False)
@@ -51,6 +66,7 @@ def catalog(
     """List the newest version of each registered dataset; with a filter other than --prefix, all versions that pass."""
     from phalanx.data.datasets import Filter
 
+    _check_digest(digest)
     wanted = Filter(prefix, digest, owner, made_from)
     with open_client(context) as client:
         found = client.data.dataset(name) if name else client.data.datasets(wanted)
