@@ -19,6 +19,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from torch import Tensor, nn
 
+from phalanx.core.errors import PhalanxError
 from phalanx.planner.stage_split import split_layers
 
 
@@ -205,7 +206,15 @@ def split_evenly(num_items: int, num_parts: int) -> list[range]:
     """`num_items` in `num_parts` consecutive ranges whose lengths differ by one at most, the longer ones in the middle.
 
     The outer stages of a pipeline also carry the embedding and the head, so a layer more goes to the inner ones first.
+    Raises PhalanxError where there are fewer items than parts.
     """
+    if num_items < num_parts:
+        raise PhalanxError(
+            "split_stages()",
+            value=num_parts,
+            expected=f"at most {num_items} stages, as the model has {num_items} layers",
+            remedy="lower parallel.pp or stages_per_rank, or give the model more layers",
+        )
     return consecutive(split_layers(num_items, num_parts))
 
 

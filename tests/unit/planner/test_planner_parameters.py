@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from phalanx.core.errors import PhalanxError
 from phalanx.planner import ModelShape, RunShape, count_parameters, positions, rank_parameters
 from phalanx.planner.stage_split import split_layers
 from phalanx.spec import Layout
@@ -97,4 +98,8 @@ def test_layers_are_split_evenly_over_stages_the_way_the_model_splits_them(layer
 
     split = split_layers(layers, stages)
     assert sum(split) == layers and max(split) - min(split) <= 1
-    assert split == tuple(map(len, split_evenly(layers, stages)))
+    if layers < stages:
+        with pytest.raises(PhalanxError, match=f"at most {layers} stages"):
+            split_evenly(layers, stages)
+    else:
+        assert split == tuple(map(len, split_evenly(layers, stages)))

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from phalanx.models.protocol import Context, Initial, Style
+from phalanx.models.protocol import Context, Initial, Style, split_evenly
 
 
 class Plain(nn.Module):
@@ -208,6 +208,8 @@ class Fails(Plain):
         return wrong.get(self.where, self._given("parallel_plan", {}))
 
     def split_stages(self, num_stages: int) -> Any:
+        if self.where == "few layers":
+            return split_evenly(len(self.layers), num_stages)
         wrong: dict[str, Any] = {"no stages": None, "numbers": [1, 2]}
         return wrong.get(self.where, self._given("split_stages", [self] * num_stages))
 

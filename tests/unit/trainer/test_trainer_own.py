@@ -123,6 +123,11 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         2,
         r"split_stages\(\) is 'with a int",
     ),
+    "few layers": (
+        {"model": _model("Fails", where="few layers"), "parallel": {"pp": 8}},
+        8,
+        r"split_stages\(\) is 8: expected at most 4 stages, as the model has 4 layers; lower parallel\.pp",
+    ),
     "stage forward": (
         {"model": _model("SharingStaged"), "parallel": PP2},
         2,
