@@ -4,12 +4,12 @@ torchtitan_peer.py).
 
 All print a line a step, and the time from line to line counts: everything a run does between two steps is in it (for
 Phalanx the wait for data, the agreement of all ranks, step records with a digest of every window, metrics). Runs are
-interleaved; of each the median step behind the first `WARM` counts. Ranks replicate the weights on all sides
+interleaved; of each the median step behind the first `WARM` counts, in seconds that went by and in seconds that all its
+ranks together computed: the second says more on a machine with other work. Ranks replicate the weights on all sides
 (`dp_replicate`, DistributedDataParallel). The other projects' trainers run in .venv-peers (`make setup-test`).
 
 OMP_NUM_THREADS=1 python benchmarks/train/loop.py FOLDER [--against bare transformers lightning torchtitan]
-    [--ranks 1 2] [--steps 30] [--rounds 3] [--processor] [--json FILE]
---processor: seconds that all ranks together computed instead of those that went by, for a machine with other work.
+    [--ranks 1 2] [--steps 30] [--rounds 3] [--json FILE]
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 import psutil
@@ -46,7 +48,6 @@ MODEL = {
     "vocab_size": VOCAB_SIZE,
 }
 DEADLINE_S = 600.0
-CLOCK: list[Callable[[], float]] = [time.perf_counter]
 _ROOT = Path(__file__).resolve().parents[2]
 PEERS_PYTHON = str(_ROOT / ".venv-peers" / "bin" / "python")
 IMPORTS = os.pathsep.join(str(_ROOT / name) for name in ("libs", "services"))  # of the model, which is ours
@@ -89,7 +90,15 @@ nproc = {ranks}
 """
 
 
-def processor_s() -> float:
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of a step that went by, and that all ranks together computed."""
+
+    wall_s: float
+    processor_s: float
+
+
+def _processor_s() -> float:
     """Seconds that all processes which this one started, and which still run, have computed."""
     ran = 0.0
     for process in psutil.Process().children(recursive=True):
@@ -99,8 +108,8 @@ def processor_s() -> float:
     return ran
 
 
-def steps_of(command: Sequence[str], environ: dict[str, str], mark: str) -> Iterator[float]:
-    """When each line of a step came from a process that ends well, by the clock that is chosen."""
+def steps_of(command: Sequence[str], environ: Mapping[str, str], mark: str) -> Iterator[StepTime]:
+    """What both clocks showed when each line of a step came from a process that ends well."""
     process = subprocess.Popen(
         command, env=os.environ | environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
@@ -109,17 +118,19 @@ def steps_of(command: Sequence[str], environ: dict[str, str], mark: str) -> Iter
     for line in process.stdout:
         lines.append(line)
         if mark in line:
-            yield CLOCK[0]()
+            yield StepTime(time.perf_counter(), _processor_s())
     if process.wait(DEADLINE_S):
         raise SystemExit("".join(lines))
 
 
-def step_s(moments: Iterator[float]) -> float:
-    """Seconds of the median step behind the first ones."""
-    return float(median(np.diff(list(moments))[WARM:]))
+def step_time(moments: Iterator[StepTime]) -> StepTime:
+    """The median step behind the first ones, by each clock on its own."""
+    shown = list(moments)
+    walls, computed = [moment.wall_s for moment in shown], [moment.processor_s for moment in shown]
+    return StepTime(*(float(median(np.diff(clock)[WARM:])) for clock in (walls, computed)))
 
 
-def ours(folder: Path, ranks: int, steps: int) -> float:
+def ours(folder: Path, ranks: int, steps: int) -> StepTime:
     run = uuid.uuid4().hex[:8]
     path = folder / f"{run}.toml"
     path.write_text(
@@ -134,10 +145,10 @@ def ours(folder: Path, ranks: int, steps: int) -> float:
             windows=WINDOWS_A_RANK,
         )
     )
-    return step_s(steps_of([sys.executable, "-m", "phalanx.cli", "run", str(path)], {}, "loop: step "))
+    return step_time(steps_of([sys.executable, "-m", "phalanx.cli", "run", str(path)], {}, "loop: step "))
 
 
-def theirs(peer: str, folder: Path, ranks: int, steps: int) -> float:
+def theirs(peer: str, folder: Path, ranks: int, steps: int) -> StepTime:
     run = uuid.uuid4().hex[:8]
     settings = folder / f"{run}.json"
     settings.write_text(
@@ -151,7 +162,7 @@ def theirs(peer: str, folder: Path, ranks: int, steps: int) -> float:
         subprocess.Popen(command, env=os.environ | environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for environ in environs[1:]
     ]
-    found = step_s(steps_of(command, environs[0], "step "))
+    found = step_time(steps_of(command, environs[0], "step "))
     for other in others:
         if other.wait(DEADLINE_S):
             raise SystemExit(f"a rank of {script} ended with {other.returncode}")
@@ -183,34 +194,43 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--processor", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
-    if options.processor:
-        CLOCK[0] = processor_s
     folder = options.folder.absolute()
     folder.mkdir(parents=True, exist_ok=True)
     tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, 2_000_000, dtype=np.uint16)
     tokens.tofile(folder / "tokens.bin")
     write_split(open_store(f"file://{folder}/split"), tokens, 1_000_000, VOCAB_SIZE)
-    rows = []
-    for ranks in options.ranks:
-        print(f"{machine()}; {ranks} rank(s), {options.steps} steps, {options.rounds} rounds", flush=True)
-        found: dict[str, list[float]] = {side: [] for side in ("phalanx", *options.against)}
-        for number in range(options.rounds):
-            for side in list(found)[:: -1 if number % 2 else 1]:
-                is_ours = side == "phalanx"
-                took_s = ours(folder, ranks, options.steps) if is_ours else theirs(side, folder, ranks, options.steps)
-                found[side].append(took_s)
-                print(f"  round {number + 1}: {side} {took_s:.4f} s a step", flush=True)
-        for peer in options.against:
-            ratios = [theirs_s / ours_s for ours_s, theirs_s in zip(found["phalanx"], found[peer], strict=True)]
-            spread = f"{min(ratios):.3f} to {max(ratios):.3f}"
-            print(f"  speed / {peer}: {median(ratios):.3f} ({spread}); target {TARGETS[peer]}", flush=True)
-            rows.append({"ranks": ranks, "peer": peer, "ratio": median(ratios), "ratios": ratios})
-        rows.append({"ranks": ranks, "step_s": found})
+    rows = [row for ranks in options.ranks for row in _compare(folder, ranks, options)]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
+
+
+def _compare(folder: Path, ranks: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """All sides in turns with this many ranks, and what each came to beside Phalanx."""
+    print(f"{machine()}; {ranks} rank(s), {options.steps} steps, {options.rounds} rounds", flush=True)
+    found: dict[str, list[StepTime]] = {side: [] for side in ("phalanx", *options.against)}
+    for number in range(options.rounds):
+        for side in list(found)[:: -1 if number % 2 else 1]:
+            is_ours = side == "phalanx"
+            took = ours(folder, ranks, options.steps) if is_ours else theirs(side, folder, ranks, options.steps)
+            found[side].append(took)
+            told = f"{took.wall_s:.4f} s a step, {took.processor_s:.4f} s of all ranks' processors"
+            print(f"  round {number + 1}: {side} {told}; load {os.getloadavg()[0]:.1f}", flush=True)
+    rows: list[dict[str, Any]] = []
+    for peer in options.against:
+        pairs = list(zip(found["phalanx"], found[peer], strict=True))
+        walls = [theirs.wall_s / ours.wall_s for ours, theirs in pairs]
+        computed = [theirs.processor_s / ours.processor_s for ours, theirs in pairs]
+        told = f"{_spread(walls)}, by processor time {_spread(computed)}"
+        print(f"  speed / {peer}: {told}; target {TARGETS[peer]}", flush=True)
+        rows.append({"ranks": ranks, "peer": peer, "ratios": walls, "processor_ratios": computed})
+    steps = {side: [asdict(took) for took in times] for side, times in found.items()}
+    return [*rows, {"ranks": ranks, "step": steps}]
+
+
+def _spread(ratios: Sequence[float]) -> str:
+    return f"{median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
 
 
 if __name__ == "__main__":
