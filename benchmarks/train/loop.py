@@ -130,7 +130,16 @@ def step_time(moments: Iterator[StepTime]) -> StepTime:
     return StepTime(*(float(median(np.diff(clock)[WARM:])) for clock in (walls, computed)))
 
 
-def ours(folder: Path, ranks: int, steps: int) -> StepTime:
+def prepare(folder: Path) -> None:
+    """Tokens for all sides, as a split of ours and as plain numbers."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, 2_000_000, dtype=np.uint16)
+    tokens.tofile(folder / "tokens.bin")
+    write_split(open_store(f"file://{folder}/split"), tokens, 1_000_000, VOCAB_SIZE)
+
+
+def ours(folder: Path, ranks: int, steps: int, *settings: str) -> StepTime:
+    """settings: keys of the job file and their values (`KEY=VALUE`) over what `JOB` has."""
     run = uuid.uuid4().hex[:8]
     path = folder / f"{run}.toml"
     path.write_text(
@@ -145,7 +154,10 @@ def ours(folder: Path, ranks: int, steps: int) -> StepTime:
             windows=WINDOWS_A_RANK,
         )
     )
-    return step_time(steps_of([sys.executable, "-m", "phalanx.cli", "run", str(path)], {}, "loop: step "))
+    command = [sys.executable, "-m", "phalanx.cli", "run", str(path)]
+    for setting in settings:
+        command += ["--set", setting]
+    return step_time(steps_of(command, {}, "loop: step "))
 
 
 def theirs(peer: str, folder: Path, ranks: int, steps: int) -> StepTime:
@@ -197,10 +209,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
     folder = options.folder.absolute()
-    folder.mkdir(parents=True, exist_ok=True)
-    tokens = np.random.default_rng(0).integers(0, VOCAB_SIZE, 2_000_000, dtype=np.uint16)
-    tokens.tofile(folder / "tokens.bin")
-    write_split(open_store(f"file://{folder}/split"), tokens, 1_000_000, VOCAB_SIZE)
+    prepare(folder)
     rows = [row for ranks in options.ranks for row in _compare(folder, ranks, options)]
     if options.json:
         options.json.write_text(json.dumps(rows, indent=1))
