@@ -114,7 +114,8 @@ class ParallelModel:
         for stage in self.stages:
             if self.device.type == "cpu":
                 widen_linears(stage)
-            prepare_blocks(stage, job.activation_checkpoint, compiled=job.compile.enable)
+            splits = self.pipeline is not None and self.pipeline.facts.zero_bubble
+            prepare_blocks(stage, job.activation_checkpoint, compiled=job.compile.enable, splits=splits)
         self._is_whole = overlap and is_whole(job, layout)
         self._replica_sums = hold_whole(self.stages, job, mesh) if self._is_whole else None
         sharded = () if self._is_whole else self.stages

@@ -8,6 +8,10 @@ each head.
 
 Either way the same operations run on the same inputs, with the random numbers of the forward, so that every gradient
 has the bits that it has without recompute.
+
+A split backward (zero-bubble schedules) takes a graph more than once: for its inputs, then for the weights, a group of
+them at a time. torch's recompute would begin anew each time; `split_recompute` computes the inside once for all of
+them.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from typing import Any, Literal
 
 import torch
 from torch.utils.checkpoint import SAC_IGNORED_OPS, CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from phalanx.parallel.split_recompute import split_recompute
 
 Mode = Literal["none", "selective", "full"]
 
@@ -44,10 +50,15 @@ SAC_IGNORED_OPS.update(
 )
 
 
-def recomputing(forward: Callable[..., Any], mode: Mode) -> Callable[..., Any]:
-    """`forward` of a block, whose inside is computed again in backward as `mode` says."""
+def recomputing(forward: Callable[..., Any], mode: Mode, *, splits: bool = False) -> Callable[..., Any]:
+    """`forward` of a block, whose inside is computed again in backward as `mode` says. splits: whether inputs and
+    weights have their gradients one after the other, which selective recompute is refused with.
+    """
     if mode == "none":
         return forward
+    if splits:
+        assert mode == "full", "the job file's check refuses the other"
+        return partial(split_recompute, forward)
     if mode == "full":
         return partial(checkpoint, forward, use_reentrant=False)
     contexts = partial(create_selective_checkpoint_contexts, _policy)

@@ -99,11 +99,14 @@ def _numbered_blocks(module: nn.Module) -> list[tuple[int, nn.Module]]:
     return [(int(name) if name.isdecimal() else place, block) for place, (name, block) in enumerate(named)]
 
 
-def prepare_blocks(module: nn.Module, recompute: ActivationCheckpoint, *, compiled: bool) -> None:
-    """Make blocks compute their inside again in backward, or compile them, without a wrapper that changes names."""
+def prepare_blocks(module: nn.Module, recompute: ActivationCheckpoint, *, compiled: bool, splits: bool = False) -> None:
+    """Make blocks compute their inside again in backward, or compile them, without a wrapper that changes names.
+    splits: see `recomputing`.
+    """
     for number, block in _numbered_blocks(module):
         forward = torch.compile(block.forward) if compiled else block.forward
-        block.forward = recomputing(forward, recompute.mode if number % recompute.every == 0 else "none")
+        mode = recompute.mode if number % recompute.every == 0 else "none"
+        block.forward = recomputing(forward, mode, splits=splits)
 
 
 def sharded_modules(module: nn.Module) -> Iterator[FSDPModule]:

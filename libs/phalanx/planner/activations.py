@@ -7,7 +7,7 @@ token passes:
 - two norms: the fp32 input and the normalised one: 2 (4 + b) d; on a sequence shard, so over tp
 - their outputs, which the products over d read: 2 b d, whole on every tp rank, as torch gathers and keeps them
 - query, key, value and the attention's output, which lies as the next product reads it: 4 b w, and a fp32 sum for each
-head; over tp
+head; over tp. Keys and values are of the whole window where ranks of a context gather them
 - norms of heads, where there are: (4 + b) (w + kv), with kv = n_kv_heads x head_dim; over tp
 - SwiGLU: w1 x, silu of it, w3 x, their product: 4 b f; over tp
 - latents r = query_rank + kv_rank + rotary_dim: what gives them, their fp32 norms, what these give: (4 + 2 b) r, whole
@@ -24,20 +24,26 @@ b w + 4 heads, w1 x and w3 x 2 b f, all over tp, and the two outputs of width d 
 
 from __future__ import annotations
 
-from phalanx.planner.pipeline_memory import boundary_bytes, passes_waiting_for_weights, waiting_bytes_per_token
+from dataclasses import dataclass
+
+from phalanx.planner.head_memory import head_bytes
+from phalanx.planner.pipeline_memory import (
+    boundary_bytes,
+    passes_by_half,
+    passes_waiting_for_weights,
+    waiting_bytes_per_token,
+)
 from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.planner.stages import PipelinePosition, layers_of_stages, stage_passes_in_flight
 from phalanx.spec.layout import Layout
-
-# Logits in computation type, their fp32 copy for the loss, and its gradient.
-_LOGIT_FP32_BYTES = 8
+from phalanx.spec.parallel import ZERO_BUBBLE_SCHEDULES
 
 
 def layer_bytes_per_token(
     model: ModelShape, layout: Layout, param_bytes: int, *, dense: bool = False, windows: int = 1
 ) -> float:
     """Bytes that one token leaves behind in one layer, without recompute. dense: of those before the experts. windows:
-    how many times its tokens' latents a rank has, as a rank of a context that gathers them.
+    how many times its tokens' keys and values, or latents, a rank has, as a rank of a context that gathers them.
     """
     norms = 2 * (4 + param_bytes) * model.dim / layout.tp
     gathered = 2 * param_bytes * model.dim
@@ -54,7 +60,7 @@ def layer_bytes_per_token(
 def _heads_bytes(model: ModelShape, layout: Layout, param_bytes: int, windows: int) -> float:
     sums = 4 * model.n_heads / layout.tp
     if model.latent is None:
-        return 4 * param_bytes * model.n_heads * model.head_dim / layout.tp + sums
+        return (2 + 2 * windows) * param_bytes * model.n_heads * model.head_dim / layout.tp + sums
     wide = model.n_heads * (model.latent.plain_dim + model.latent.value_dim)
     own = param_bytes * (model.score_width + model.value_width) / layout.tp
     of_window = param_bytes * (model.score_width + wide) / layout.tp
@@ -80,8 +86,8 @@ def kept_bytes_per_token(model: ModelShape, layout: Layout, run: RunShape, *, de
 
 
 def _windows(model: ModelShape, layout: Layout, run: RunShape) -> int:
-    """How many times its own tokens a rank makes keys and values of from latents."""
-    return layout.cp if model.latent and run.cp_comm_type == "all_gather" else 1
+    """How many times its own tokens a rank has keys and values of."""
+    return layout.cp if run.cp_comm_type == "all_gather" else 1
 
 
 def _input_bytes(model: ModelShape, layout: Layout, run: RunShape) -> float:
@@ -102,9 +108,22 @@ def _is_dense(model: ModelShape, layer: int) -> bool:
     return model.num_experts > 0 and layer < model.num_dense_layers
 
 
-def activation_bytes(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition) -> int:
-    """Peak bytes at a pipeline position: what is kept for every pass in flight, one layer's inside, mask, what passes
-    between stages and what a split backward keeps (`pipeline_memory`), and the head's logits."""
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """Peak bytes at a pipeline position, by the moment: backward within a layer, with what it computes again, when most
+    passes are in flight; within the first layer, when nothing but its inside is left; the loss of a micro-batch; the
+    product of the head in backward. The latter two are 0 where the rank has no head.
+    """
+
+    in_layers: int
+    in_first_layer: int
+    in_loss: int = 0
+    in_head: int = 0
+
+
+def activation_bytes(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosition) -> Activations:
+    """What is kept for every pass in flight, mask, what passes between stages and what a split backward keeps
+    (`pipeline_memory`); beside it one layer's inside, or what head and loss hold (`head_memory`)."""
     tokens = run.seq_len * run.local_batch_size // layout.cp
     windows = _windows(model, layout, run)
     whole = {
@@ -121,22 +140,31 @@ def activation_bytes(model: ModelShape, layout: Layout, run: RunShape, position:
     kinds = {_is_dense(model, layer) for layers in stages for layer in layers}
     in_layer = max(whole[dense] for dense in kinds)
     computed_again = max(whole[dense] - again[dense] for dense in kinds) + _input_bytes(model, layout, run)
-    inside = 0.5 * in_layer + max(_more_in_backward(layers, run, in_layer, computed_again) for layers in stages)
+    inside = 0.5 * in_layer
+    more = max(_more_in_backward(layers, run, in_layer, computed_again) for layers in stages)
     passes = stage_passes_in_flight(layout, run, position.pp_rank)
     mask = run.local_batch_size * run.seq_len**2 // layout.cp if run.document_mask else 0
-    total = tokens * (passes * kept + inside) + passes * mask + boundary_bytes(model, layout, run, position)
-    waiting = passes_waiting_for_weights(layout, run, position.pp_rank)
-    if waiting:
+    beside: float = passes * mask + boundary_bytes(model, layout, run, position)
+    if waiting := passes_waiting_for_weights(layout, run, position.pp_rank):
         per_layer = waiting_bytes_per_token(model, layout, run.param_bytes)
-        total += waiting * tokens * per_layer * max(map(len, stages))
-    if position.is_last:
-        columns = model.vocab_size / layout.tp
-        chunk = min(run.chunk_tokens or tokens, tokens)
-        logits = chunk * columns * (run.param_bytes + _LOGIT_FP32_BYTES)
-        final = tokens * model.dim * ((4 + run.param_bytes) / layout.tp + run.param_bytes)
-        heads_in_flight = passes if run.schedule == "gpipe" and layout.pp > 1 else 1
-        if run.chunk_tokens:  # of one chunk, and the sum of their gradients of the head in fp32
-            total += heads_in_flight * final + logits + 4 * columns * model.dim
-        else:
-            total += heads_in_flight * (logits + final)
-    return int(total)
+        beside += waiting * tokens * per_layer * max(map(len, stages))
+    in_flight, in_backward = passes * kept, passes * kept + more
+    if run.recompute and layout.pp > 1 and run.schedule in ZERO_BUBBLE_SCHEDULES:
+        inside_again = {dense: whole[dense] - again[dense] for dense in (False, True)}
+        of_stage = max(sum(inside_again[_is_dense(model, n)] for n in layers if _is_again(n, run)) for layers in stages)
+        in_flight = max(
+            each * kept + halves * of_stage for each, halves in passes_by_half(layout, run, position.pp_rank)
+        )
+        in_backward = max(in_backward, in_flight)
+    before = beside + tokens * in_flight
+    in_layers = beside + tokens * (in_backward + inside)
+    in_first_layer = tokens * (in_layer + inside) + mask
+    if not position.is_last:
+        return Activations(int(in_layers), int(in_first_layer))
+    head = head_bytes(model, layout, run)
+    return Activations(
+        int(in_layers + head.behind),
+        int(in_first_layer),
+        int(before + head.in_loss),
+        int(before + head.in_product),
+    )

@@ -75,6 +75,7 @@ def run_shape(job: Job) -> RunShape:
         keeps_products=job.activation_checkpoint.mode == "selective",
         document_mask=job.data.document_mask and job.model.attn_backend == "sdpa",
         chunk_tokens=job.loss.chunk_tokens,
+        plain_loss=job.loss.fn is None and not job.loss.z_loss,
         optimizer=job.optimizer.name,
         ns_steps=job.optimizer.ns_steps,
         cp_comm_type=job.parallel.cp_comm_type,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from phalanx.planner.network import Cluster
 from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.spec.layout import Layout, window_parts
-from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES, V_SCHEDULES, ZERO_BUBBLE_SCHEDULES
+from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES, V_SCHEDULES
 
 _MOST_STAGES_PER_RANK = 8
 # A shorter part of a window is not worth a ring of its own.
@@ -113,9 +113,7 @@ def base_candidates(task: Task, layout: Layout) -> Iterator[Candidate]:
 
 
 def scheduled(task: Task, candidate: Candidate) -> Iterator[Candidate]:
-    """The candidate under every schedule that its number of layers admits. A split backward keeps what it computed
-    again for its second half, so zero-bubble schedules with recompute take more memory than without and save none.
-    """
+    """The candidate under every schedule that its number of layers admits."""
     yield candidate
     pp, n_layers = candidate.layout.pp, task.model.n_layers
     if pp == 1:
@@ -125,7 +123,5 @@ def scheduled(task: Task, candidate: Candidate) -> Iterator[Candidate]:
         if n_layers % (pp * per_rank) and per_rank != 2:
             continue
         for name in task.schedules:
-            if candidate.run.recompute and name in ZERO_BUBBLE_SCHEDULES:
-                continue
             if name not in V_SCHEDULES or per_rank == 2:
                 yield Candidate(candidate.layout, replace(candidate.run, schedule=name, stages_per_rank=per_rank))

@@ -10,9 +10,11 @@ bfloat16).
   first backward: b P again.
 - gradients: at zero 1 with several micro-batches, and always with a pipeline, whole, 4 P (2 P where they are summed
   in bfloat16), until they are reduced block by block, and a block's buffer; else 4 P / N of the micro-batches before,
-  and one layer's, in computation type and as the buffer of the reduction, beside the head's; or those of both ends of
-  the model, when activations are gone. With a single micro-batch those of the layers come as the activations go, and
-  count only as far as they are more.
+  and one layer's, in computation type and as the buffer of the reduction, beside the head's. With a single micro-batch
+  those of the layers come as the activations go.
+- activations and gradients together are most at one of five moments: the loss; the head's backward; that of the last
+  layer; that of the first one, when all other layers' activations are gone and their gradients there; the end, when
+  those of both ends of the model are reduced.
 - offloaded (`cpu_offload`): masters, optimizer and sharded gradients, 16 P / N, lie in the host's memory; on the device
   is beside the rest a layer's part of the masters, on its way to be gathered.
 - paged (`optimizer.offload`): the moments, 8 P / N, lie on a local disk, twice for the sake of checkpoints that are
@@ -25,7 +27,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from phalanx.planner.activations import activation_bytes
+from phalanx.planner.activations import Activations, activation_bytes
 from phalanx.planner.parameters import RankParameters, rank_parameters
 from phalanx.planner.replicas import held_bytes
 from phalanx.planner.shape import ModelShape, RunShape
@@ -99,7 +101,7 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
     )
     shard = _sharded(held, layout)
     own = shard - held.copied // (layout.dp_shard * layout.cp)
-    activations = activation_bytes(model, layout, run, position)
+    activations, gradients = _moving(held, shard, layout, run, activation_bytes(model, layout, run, position))
     ends = held.ends // (layout.dp_shard * layout.cp)
     moments = _moments(held, own, layout, run) + held_bytes(run, layout, own, ends)
     optimizer = min(run.paging_bytes, DISK_SLOTS * moments) if run.paging_bytes else moments
@@ -108,7 +110,7 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
         parameters=held.total,
         masters_bytes=MASTER_BYTES * shard,
         weights_bytes=_gathered_weights(held, layout, run) + (_on_the_way(held, layout) if run.cpu_offload else 0),
-        gradients_bytes=_gradients(held, shard, layout, run, activations),
+        gradients_bytes=gradients,
         optimizer_bytes=optimizer,
         activations_bytes=activations,
         runtime_bytes=runtime_bytes,
@@ -152,18 +154,54 @@ def _gathered_weights(held: RankParameters, layout: Layout, run: RunShape) -> in
     return run.param_bytes * min(held.total, 2 * (held.block + held.block_experts) + held.ends)
 
 
-def _gradients(held: RankParameters, shard: int, layout: Layout, run: RunShape, activations: int) -> int:
-    """Beside the activations at their peak."""
+def _moving(
+    held: RankParameters, shard: int, layout: Layout, run: RunShape, activations: Activations
+) -> tuple[int, int]:
+    """Activations and gradients when both together are most. Gradients of the end, when activations are gone, count as
+    far as they are more.
+    """
+    gradients = _gradients(held, shard, layout, run)
+    moments = [
+        (activations.in_layers, gradients.in_layers),
+        (activations.in_first_layer, gradients.in_first_layer),
+        (activations.in_loss, gradients.before),
+        (activations.in_head, gradients.in_head),
+    ]
+    most = max(moments, key=sum)
+    return most[0], max(sum(most), gradients.at_end) - most[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Gradients:
+    """Bytes by the moment: before a micro-batch's backward; in that of the head; in that of the last layer, and of the
+    first one, with what waits for its reduction; when all are reduced.
+    """
+
+    before: int
+    in_head: int
+    in_layers: int
+    in_first_layer: int
+    at_end: int
+
+
+def _gradients(held: RankParameters, shard: int, layout: Layout, run: RunShape) -> _Gradients:
     block = held.block + held.block_experts
     several = num_micro_batches(layout, run) > 1
+    # A loss in chunks counts its own sum of the head's gradient.
+    head = 0 if run.chunk_tokens else run.param_bytes * held.head
     if holds_whole(layout, run):
-        return run.reduce_bytes * shard if several else max(0, run.reduce_bytes * shard - activations)
+        whole = run.reduce_bytes * shard
+        before, after_head = whole if several else 0, run.reduce_bytes * held.head
+        of_first = whole - run.reduce_bytes * held.ends + after_head
+        return _Gradients(before, before + head, before or after_head, before or of_first, whole)
     if layout.pp > 1 or (run.zero == 1 and several):
-        return run.reduce_bytes * (held.total + max(block, held.ends))
-    # The head's gradient, which a loss in chunks counts itself, is there before the layers'; the embedding's comes, and
-    # both are reduced, when activations are gone.
-    head, both = 0 if run.chunk_tokens else held.head, run.param_bytes + run.reduce_bytes
-    buffers = max(run.param_bytes * head + both * block, both * held.ends - activations)
-    if run.cpu_offload:
-        return buffers
-    return buffers + (4 * shard if several else max(0, 4 * shard - activations))
+        whole = run.reduce_bytes * held.total
+        in_layers = whole + run.reduce_bytes * block
+        return _Gradients(whole, whole + head, in_layers, in_layers, whole + run.reduce_bytes * held.ends)
+    both, shards = run.param_bytes + run.reduce_bytes, layout.dp_shard * layout.cp
+    sharded = 0 if run.cpu_offload else GRADIENT_BYTES * shard
+    before, of_ends = sharded if several else 0, min(sharded, GRADIENT_BYTES * held.ends // shards)
+    # The head's gradient is there before the layers'; the embedding's comes, and both are reduced, at the end.
+    moving = run.param_bytes * held.head + both * block
+    in_first_layer = (before or sharded - of_ends) + moving
+    return _Gradients(before, before + head, before + moving, in_first_layer, sharded + both * held.ends)

@@ -41,6 +41,25 @@ def passes_waiting_for_weights(layout: Layout, run: RunShape, pp_rank: int) -> i
     return pp_rank + 1 if run.schedule == "interleaved_zero_bubble" else 0
 
 
+def passes_by_half(layout: Layout, run: RunShape, pp_rank: int) -> tuple[tuple[int, int], ...]:
+    """For moments of a step that no other has both more than: passes in flight, and how many of them wait for their
+    weights with what the first half of their backward computed again. A pass of the model's first stage has no first
+    half: nobody wants the gradients of tokens.
+
+    As the orders of `pipeline_order` go: with interleaved zero bubble as many wait as `passes_waiting_for_weights`
+    says, all the time. ZB-V and DualPipeV hold most while one waits, or none; on later ranks more wait in the last part
+    of a step, when fewer are in flight.
+    """
+    pp, everything = layout.pp, num_micro_batches(layout, run) * run.stages_per_rank
+    if run.schedule == "interleaved_zero_bubble":
+        found = [(run.stages_per_rank * pp, pp_rank + 1)]
+    elif run.schedule == "zbv":
+        found = [(2 * pp, 1), (pp + pp_rank, 2 * pp_rank + 1)]
+    else:
+        found = [(2 * pp + 1, 0), (2 * pp, int(pp_rank < pp - 1)), (pp, pp_rank + 1)]
+    return tuple((min(passes, everything), min(waiting, everything)) for passes, waiting in found)
+
+
 def waiting_bytes_per_token(model: ModelShape, layout: Layout, param_bytes: int) -> float:
     """Bytes that one token keeps in one layer between the two halves of a split backward: the gradient of what each
     product and each norm gives.

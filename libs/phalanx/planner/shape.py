@@ -106,7 +106,8 @@ class RunShape:
     by themselves between two outer updates; 0: not. compression: none, powersgd (of compression_rank;
     compresses_ends: the embedding and the head too) or onebit_adam.
     paging_bytes: of memory for pages of an optimizer state that lies on a local disk; 0 where it lies in memory.
-    optimizer: adamw, or muon with ns_steps iterations, whose hidden matrices have one moment.
+    optimizer: adamw, or muon with ns_steps iterations, whose hidden matrices have one moment. plain_loss: of the
+    cross-entropy alone, without the z-loss, by the trainer's own function.
     """
 
     seq_len: int
@@ -137,6 +138,7 @@ class RunShape:
     compresses_ends: bool = False
     optimizer: str = "adamw"
     ns_steps: int = 5
+    plain_loss: bool = True
 
     @property
     def recompute_mode(self) -> str:

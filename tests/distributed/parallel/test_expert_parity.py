@@ -78,6 +78,7 @@ TABLE: dict[int, dict[str, dict[str, Any]]] = {
         "hsdp_ep2": _of("deepseek", _case(dp_replicate=2, ep=2)),
         "pp2_ep2": _of("deepseek", _pipeline("1f1b", pp=2, ep=2)),
         "pp2_ep2_zbv": _of("mixtral", _pipeline("zbv", pp=2, ep=2)),
+        "pp2_ep2_zbv_recompute": _of("deepseek", _pipeline("zbv", pp=2, ep=2, recompute="full")),
     },
     8: {
         "pp2_dp2_tp2_ep2": _of("deepseek", _pipeline("interleaved_1f1b", pp=2, tp=2, ep=2)),

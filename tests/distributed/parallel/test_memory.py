@@ -14,7 +14,18 @@ sys.path.insert(0, str(Path(__file__).parents[3]))
 from benchmarks.planner.memory import CASES, Compared, allocated, planned_bytes
 
 pytestmark = pytest.mark.distributed
-NAMES = ("dp 2, zero 1", "dp 2, zero 3", "pp 2, 1f1b", "pp 2, zbv")
+NAMES = (
+    "dp 2, zero 1",
+    "dp 2, zero 3",
+    "dp 2, zero 3, recompute",
+    "large vocabulary",
+    "tp 2",
+    "cp 2",
+    "ep 2, zero 3",
+    "pp 2, 1f1b",
+    "pp 2, zbv",
+    "pp 2, zero bubble, recompute",
+)
 BOUND = 0.10
 
 

@@ -17,8 +17,13 @@ from phalanx.planner import (
     rank_memory,
     stage_passes_in_flight,
 )
-from phalanx.planner.activations import kept_bytes_per_token, layer_bytes_per_token
-from phalanx.planner.pipeline_memory import boundary_bytes, passes_waiting_for_weights, waiting_bytes_per_token
+from phalanx.planner.activations import activation_bytes, kept_bytes_per_token, layer_bytes_per_token
+from phalanx.planner.pipeline_memory import (
+    boundary_bytes,
+    passes_by_half,
+    passes_waiting_for_weights,
+    waiting_bytes_per_token,
+)
 from phalanx.planner.pipeline_order import rank_orders
 from phalanx.planner.stages import layers_of_stages
 from phalanx.spec import Layout
@@ -30,6 +35,12 @@ RUN = RunShape(seq_len=128, global_batch_size=64)
 
 def of(layout, **changes):
     return rank_memory(MODEL, layout, dataclasses.replace(RUN, **changes), runtime_bytes=0)
+
+
+def moments(layout, **changes):
+    """Activations of each pipeline position."""
+    run = dataclasses.replace(RUN, **changes)
+    return [activation_bytes(MODEL, layout, run, each) for each in positions(MODEL, layout, run)]
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
@@ -63,8 +74,9 @@ LAYER = 64 * 8 * (2 * 8 + 2 * 4) + 3 * 64 * 192 + 2 * 64
 def test_zero_1_holds_six_bytes_and_twelve_over_n_with_several_micro_batches():
     (rank,) = of(Layout(dp_shard=8), zero=1)
     held = rank.masters_bytes + rank.weights_bytes + rank.gradients_bytes + rank.optimizer_bytes
-    # And a block's buffer of the reduction: here the two ends of the model.
-    assert held == 6 * PARAMETERS + 12 * PARAMETERS // 8 + 4 * (2 * 512 * 64 + 64)
+    assert held == 6 * PARAMETERS + 12 * PARAMETERS // 8
+    (again,) = of(Layout(dp_shard=8), zero=1, recompute=True)  # a layer's buffer of the reduction, in its backward
+    assert again.gradients_bytes == 4 * (PARAMETERS + LAYER)
 
 
 @pytest.mark.parametrize(("layout", "changes"), [(Layout(dp_shard=8), {"zero": 1}), (Layout(pp=2, dp_shard=2), {})])
@@ -77,9 +89,53 @@ def test_gradients_that_are_whole_take_half_where_they_are_summed_in_two_bytes(l
 def test_gradients_of_a_single_micro_batch_take_the_place_of_activations():
     (large,) = of(Layout(dp_shard=2), local_batch_size=32)
     (small,) = of(Layout(dp_shard=2), global_batch_size=2, seq_len=2)
-    head = 512 * 64
-    assert large.gradients_bytes == 2 * head + 6 * LAYER
-    assert small.gradients_bytes + small.activations_bytes == 2 * head + 6 * LAYER + 4 * PARAMETERS // 2
+    head, ends = 512 * 64, 2 * 512 * 64 + 64
+    assert large.gradients_bytes == 0 and large.activations_bytes == moments(Layout(), local_batch_size=32)[0].in_loss
+    assert small.gradients_bytes + small.activations_bytes == 4 * PARAMETERS // 2 + 6 * ends
+    # In between: the first layer's inside, and the gradients of all other layers.
+    (first,) = of(Layout(dp_shard=2), local_batch_size=2, global_batch_size=4, recompute=True)
+    assert first.activations_bytes == moments(Layout(), local_batch_size=2, recompute=True)[0].in_first_layer
+    assert first.gradients_bytes == 4 * (PARAMETERS - ends) // 2 + 2 * head + 6 * LAYER
+
+
+def test_large_vocabulary_costs_logits_and_gradients_in_turns():
+    wide = dataclasses.replace(MODEL, vocab_size=1 << 14)
+    run = dataclasses.replace(RUN, zero=3, global_batch_size=2, seq_len=256)
+    (place,), (rank,) = positions(wide, Layout(dp_shard=2), run), rank_memory(wide, Layout(dp_shard=2), run, 0)
+    found = activation_bytes(wide, Layout(dp_shard=2), run, place)
+    columns, final = 256 << 14, 256 * 64 * (4 + 2 + 2)
+    kept = 8 * 256 * layer_bytes_per_token(MODEL, Layout(), 2) + 256**2
+    assert found.in_loss == kept + final + columns * (2 + 4)  # the logits and their log-probabilities
+    assert found.in_head == kept + final + columns * 2 + 2 * 256 * 64  # the logits' gradient and what it gives
+    assert found.in_layers == kept + 256 * layer_bytes_per_token(MODEL, Layout(), 2) // 2
+    assert (rank.activations_bytes, rank.gradients_bytes) == (found.in_loss, 0)
+
+
+@pytest.mark.parametrize(("layout", "changes"), [(Layout(tp=2), {}), (Layout(), {"plain_loss": False})])
+def test_loss_of_parts_of_the_vocabulary_and_with_the_z_loss_keeps_logits_and_exponentials_apart(layout, changes):
+    ((plain,), (apart,)) = moments(Layout(), document_mask=False), moments(layout, document_mask=False, **changes)
+    wide = moments(layout, document_mask=False, param_bytes=4, **changes)[0]
+    columns, tp = 128 * 512, layout.tp
+    assert plain.in_loss - plain.in_head == columns * 4 - 2 * 128 * 64
+    assert apart.in_loss - apart.in_head == columns * 8 // tp - 2 * 128 * 64
+    assert wide.in_loss - wide.in_head == columns * 4 // tp - 4 * 128 * 64  # no copy in fp32 beside the logits
+
+
+@pytest.mark.parametrize(("schedule", "stages"), [("gpipe", 1), ("looped_bfs", 2), ("1f1b", 1), ("zbv", 2)])
+def test_micro_batches_behind_the_head_are_those_of_the_schedules_order(schedule, stages):
+    changes = {"schedule": schedule, "stages_per_rank": stages, "global_batch_size": 8, "document_mask": False}
+    layout = Layout(pp=2)
+    order = rank_orders(schedule, 2, stages, 8)
+    at_head = [a.kind.value for rank in order for a in rank if a.stage == 2 * stages - 1 and a.kind.value != "W"]
+    passed = [at_head[: n + 1].count("F") - n - 1 + at_head[: n + 1].count("F") for n in range(len(at_head))]
+    behind = max(passed) - 1
+    rank = next(
+        n for n, each in enumerate(positions(MODEL, layout, dataclasses.replace(RUN, **changes))) if each.is_last
+    )
+    small = dataclasses.replace(MODEL, vocab_size=2)
+    run = dataclasses.replace(RUN, **changes)
+    large, less = (activation_bytes(m, layout, run, positions(m, layout, run)[rank]) for m in (MODEL, small))
+    assert large.in_layers - less.in_layers == behind * 128 * (512 - 2) * 4
 
 
 def test_gradients_of_large_ends_come_when_activations_are_gone():
@@ -95,8 +151,6 @@ def test_zero_2_holds_one_layers_gradients_whole_and_zero_3_two_layers_of_weight
     assert two.weights_bytes == 2 * PARAMETERS and three.weights_bytes == 2 * (2 * layer + ends)
     head = 512 * 64
     assert two.gradients_bytes == three.gradients_bytes == 4 * PARAMETERS // 8 + 2 * head + 6 * layer
-    (chunked,) = of(Layout(dp_shard=8), zero=2, chunk_tokens=32)  # whose activations count the head's gradient
-    assert chunked.gradients_bytes == 4 * PARAMETERS // 8 + 6 * layer
 
 
 @pytest.mark.parametrize("layout", [Layout(), Layout(dp_shard=8), Layout(dp_replicate=2, dp_shard=4), Layout(pp=2)])
@@ -123,9 +177,10 @@ def test_copy_of_a_tied_embedding_has_a_master_and_a_gradient_but_no_moments():
 
 def test_pipeline_keeps_weights_and_gradients_whole_whatever_the_stage():
     for zero in (1, 3):
-        for rank in of(Layout(pp=2, dp_shard=4), zero=zero):
-            assert rank.weights_bytes == 2 * rank.parameters
-            assert rank.gradients_bytes == 4 * (rank.parameters + LAYER)
+        first, last = of(Layout(pp=2, dp_shard=4), zero=zero)
+        assert (first.weights_bytes, last.weights_bytes) == (2 * first.parameters, 2 * last.parameters)
+        assert first.gradients_bytes == 4 * (first.parameters + LAYER)
+        assert last.gradients_bytes == 4 * last.parameters, "most is there at the loss, between two backwards"
 
 
 def test_float32_weights_take_twice_the_gathered_bytes():
@@ -156,15 +211,16 @@ def test_more_splitting_never_costs_activation_memory(tp, cp, local, recompute, 
         (Layout(pp=2, tp=1, cp=cp), Layout(pp=2, tp=tp, cp=cp)),
         (Layout(pp=2, tp=tp), Layout(pp=2, tp=tp, cp=2)),
     ):
-        for a, b in zip(of(less, **changes), of(more, **changes), strict=True):
-            assert b.activations_bytes <= a.activations_bytes
+        for a, b in zip(moments(less, **changes), moments(more, **changes), strict=True):
+            assert all(y <= x for x, y in zip(dataclasses.astuple(a), dataclasses.astuple(b), strict=True))
 
 
 def test_recompute_keeps_a_layers_input_and_one_layers_inside():
     layout = Layout()
-    plain, recomputed = (of(layout, recompute=recompute, document_mask=False)[0] for recompute in (False, True))
+    plain, again = (moments(layout, recompute=each, document_mask=False)[0] for each in (False, True))
     inside = 128 * layer_bytes_per_token(MODEL, layout, 2)
-    assert plain.activations_bytes - recomputed.activations_bytes == 8 * inside - inside - 8 * 128 * 2 * 64
+    assert plain.in_layers - again.in_layers == 8 * inside - inside - 8 * 128 * 2 * 64
+    assert plain.in_first_layer == again.in_first_layer == inside * 3 // 2
 
 
 def test_selective_recompute_also_keeps_what_products_and_attention_give():
@@ -189,7 +245,7 @@ def test_recompute_of_every_nth_layer_follows_its_number_in_the_model():
 
 
 def test_recompute_frees_the_layers_behind_it_before_it_needs_their_room():
-    every = [of(Layout(), recompute=True, recompute_every=n, document_mask=False)[0].activations_bytes for n in (1, 8)]
+    every = [moments(Layout(), recompute=True, recompute_every=n, document_mask=False)[0].in_layers for n in (1, 8)]
     inside, kept = 128 * layer_bytes_per_token(MODEL, Layout(), 2), 128 * 2 * 64
     assert every[1] - every[0] == 7 * (inside - kept) - inside
 
@@ -276,6 +332,27 @@ def test_passes_that_wait_for_their_weights_are_those_of_the_schedules_order(sch
         assert found[1] == passes_waiting_for_weights(layout, run, rank), (rank, found)
 
 
+@pytest.mark.parametrize("pp", [2, 3, 4, 6])
+@pytest.mark.parametrize(
+    ("schedule", "stages"),
+    [("zbv", 2), ("dualpipev", 2), ("interleaved_zero_bubble", 2), ("interleaved_zero_bubble", 3)],
+)
+def test_passes_between_the_halves_of_their_backward_are_those_of_the_schedules_order(schedule, stages, pp):
+    layout, run = Layout(pp=pp), RunShape(128, 4 * pp, schedule=schedule, stages_per_rank=stages)
+    for rank, order in enumerate(rank_orders(schedule, pp, stages, 4 * pp)):
+        held = waiting = 0
+        seen = set()
+        for action in order:
+            held += action.kind.value == "F"
+            waiting += action.kind.value == "I" and action.stage > 0
+            seen.add((held, waiting))
+            held -= action.kind.value in "BW"
+            waiting -= action.kind.value == "W" and action.stage > 0
+        told = passes_by_half(layout, run, rank)
+        assert all(any(h <= a and w <= b for a, b in told) for h, w in seen), "none is more"
+        assert all(any(h >= a and w >= b for h, w in seen) for a, b in told), "each is there"
+
+
 def test_what_waits_for_weights_is_a_gradient_of_each_product_and_norm():
     # Queries 64, keys and values 2 x 32, the output 64, SwiGLU 2 x 192 and 64; two norms of 64.
     assert waiting_bytes_per_token(MODEL, Layout(), 2) == 2 * (64 + 64 + 64 + 2 * 192 + 64 + 2 * 64)
@@ -299,5 +376,21 @@ def test_ranks_that_share_a_window_share_the_states_too():
 
 
 def test_logits_by_chunks_cost_those_of_one_chunk_and_the_heads_gradient():
-    (whole,), (chunked,) = of(Layout()), of(Layout(), chunk_tokens=16)
-    assert whole.activations_bytes - chunked.activations_bytes == (128 - 16) * 512 * (2 + 8) - 4 * 512 * 64
+    (whole,), (chunked,) = moments(Layout()), moments(Layout(), chunk_tokens=16)
+    of_head, of_input = 512 * 64, 128 * 64
+    by_chunk = 16 * 512 * (2 + 8) + 4 * of_head + 2 * of_input
+    assert whole.in_loss - chunked.in_loss == 128 * 512 * (2 + 4) - by_chunk
+    assert chunked.in_loss - chunked.in_head == 16 * 512 * (2 + 8) - 2 * of_head  # rounded when all chunks are done
+
+
+def test_split_backward_holds_what_the_passes_between_its_halves_computed_again():
+    changes = {"schedule": "interleaved_zero_bubble", "stages_per_rank": 2, "document_mask": False, "param_bytes": 4}
+    layout = Layout(pp=2)
+    inside = 128 * (layer_bytes_per_token(MODEL, layout, 4) - 4 * 64)
+    for rank, (plain, again) in enumerate(
+        zip(moments(layout, **changes), moments(layout, recompute=True, **changes), strict=True)
+    ):
+        waiting = passes_by_half(layout, dataclasses.replace(RUN, **changes), rank)
+        most, halves = max(waiting, key=lambda each: each[1])
+        assert halves == rank + 1 and most == 4
+        assert plain.in_layers - again.in_layers == (most - halves) * 2 * inside

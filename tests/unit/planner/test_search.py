@@ -29,6 +29,7 @@ from phalanx.planner.search import Search, pipeline_run
 from phalanx.planner.shape import ModelShape, RunShape
 from phalanx.planner.stages import num_micro_batches
 from phalanx.spec import Layout, parse_job
+from phalanx.spec.parallel import ZERO_BUBBLE_SCHEDULES
 from phalanx.spec.source import read_toml
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
@@ -109,13 +110,19 @@ def test_every_kind_of_candidate_is_a_job_that_the_spec_accepts(example, gpus):
     assert found > 50
 
 
-def test_recompute_is_never_offered_with_a_split_backward_which_keeps_what_it_computed_again():
+def test_schedules_are_offered_with_and_without_recompute():
     task = a_task()
     plain = Candidate(Layout(pp=2, dp_shard=32), RunShape(8192, 512))
     again = replace(plain, run=replace(plain.run, recompute=True))
     names = [{each.run.schedule for each in scheduled(task, base)} for base in (plain, again)]
-    assert names[0] - names[1] == {"interleaved_zero_bubble", "zbv", "dualpipev"}
-    assert {"interleaved_1f1b", "looped_bfs"} <= names[1]
+    assert names[0] == names[1] >= {"interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"}
+
+
+def test_recompute_with_a_split_backward_is_the_fastest_that_fits_some_mesh(search_70b):
+    mesh = Layout(pp=4, dp_shard=32, tp=4)
+    here = [e for e in search_70b.estimates if e.candidate.layout == mesh and e.candidate.run.local_batch_size == 1]
+    best = min(filter(lambda each: search_70b.fits(each.candidate), here), key=lambda each: each.step.total_s)
+    assert best.candidate.run.recompute and best.candidate.run.schedule in ZERO_BUBBLE_SCHEDULES
 
 
 def test_ready_section_says_the_whole_candidate():
