@@ -8,7 +8,7 @@ from typing import Any
 from phalanx.core.errors import PhalanxError
 from phalanx.planner.gpus import Gpu, find_gpu
 from phalanx.planner.layouts import Task
-from phalanx.planner.memory import BUDGET_PARTS, page_bytes
+from phalanx.planner.memory import page_bytes, paging_memory
 from phalanx.planner.network import cluster
 from phalanx.planner.search import Search
 from phalanx.planner.shape import LatentAttention, ModelShape, RunShape
@@ -101,9 +101,9 @@ def _paging_bytes(job: Job) -> int:
     """Where the optimizer runs: on a GPU one page at a time, of those that the host has."""
     if job.optimizer.offload == "none":
         return 0
-    page = page_bytes(int(job.optimizer.offload_gib * 2**30))
+    budget_bytes = int(job.optimizer.offload_gib * 2**30)
     on_gpu = job.cluster.device == "cuda" and not job.parallel.cpu_offload
-    return page if on_gpu else BUDGET_PARTS * page
+    return page_bytes(budget_bytes) if on_gpu else paging_memory(budget_bytes)
 
 
 def gpu_of(job: Job) -> Gpu | None:

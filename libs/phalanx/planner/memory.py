@@ -121,7 +121,12 @@ def _at(model: ModelShape, layout: Layout, run: RunShape, position: PipelinePosi
 
 def page_bytes(budget_bytes: int) -> int:
     """Of a page of optimizer state at most, where a rank has `budget_bytes` of memory for pages."""
-    return min(budget_bytes // BUDGET_PARTS, MOST_PAGE_BYTES)
+    return paging_memory(budget_bytes) // BUDGET_PARTS
+
+
+def paging_memory(budget_bytes: int) -> int:
+    """What of `budget_bytes` is taken for pages, at most."""
+    return min(budget_bytes, BUDGET_PARTS * MOST_PAGE_BYTES)
 
 
 def _sharded(held: RankParameters, layout: Layout) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phalanx.planner.job_search import model_shape, run_shape
-from phalanx.planner.memory import BUDGET_PARTS, DISK_SLOTS, MOMENT_BYTES, page_bytes, rank_memory
+from phalanx.planner.memory import DISK_SLOTS, MOMENT_BYTES, paging_memory, rank_memory
 from phalanx.spec.job import Job
 from phalanx.spec.layout import Layout
 
@@ -47,7 +47,7 @@ def paging_of(job: Job, layout: Layout, num_parameters: int | None = None) -> Pa
     a_node = min(job.cluster.nproc, layout.world_size)
     # Ranks of one pipeline position lie on one node or on several; of several nodes the fullest counts.
     mean = sum(ranks) / len(ranks) if a_node == layout.world_size else max(ranks)
-    memory_bytes = BUDGET_PARTS * page_bytes(int(job.optimizer.offload_gib * GIB))
+    memory_bytes = paging_memory(int(job.optimizer.offload_gib * GIB))
     return Paging(folder, max(ranks), int(mean * a_node), memory_bytes)
 
 
