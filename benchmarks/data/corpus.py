@@ -42,7 +42,12 @@ def document_lengths(num_tokens: int) -> NDArray[np.int64]:
 
 
 def write_split(
-    store: ObjectStore, tokens: NDArray[np.uint16], shard_tokens: int = SHARD_TOKENS, vocab_size: int = VOCAB_SIZE
+    store: ObjectStore,
+    tokens: NDArray[np.uint16],
+    shard_tokens: int = SHARD_TOKENS,
+    vocab_size: int = VOCAB_SIZE,
+    *,
+    is_held_out: bool = False,
 ) -> None:
     """The split; nothing where it is there already."""
     if any(True for _ in store.list("manifest.json")):
@@ -65,8 +70,8 @@ def write_split(
         entries.append(ShardEntry.of(built, index, ids))
     manifest = encode_manifest(
         entries,
-        name="train",
-        is_held_out=False,
+        name="held_out" if is_held_out else "train",
+        is_held_out=is_held_out,
         tokenizer_digest=sha256(b""),
         vocab_size=vocab_size,
         eos_id=0,

@@ -18,12 +18,11 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -31,6 +30,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from sides import DEADLINE_S, PEERS_PYTHON, WARM, median_step, meeting, steps_of
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 
@@ -38,7 +38,7 @@ from corpus import machine, write_split
 
 from phalanx.objects import open_store
 
-VOCAB_SIZE, SEQ_LEN, WINDOWS_A_RANK, WARM = 2048, 256, 8, 5
+VOCAB_SIZE, SEQ_LEN, WINDOWS_A_RANK = 2048, 256, 8
 MODEL = {
     "dim": 256,
     "n_layers": 4,
@@ -47,10 +47,6 @@ MODEL = {
     "ffn_dim": 688,
     "vocab_size": VOCAB_SIZE,
 }
-DEADLINE_S = 600.0
-_ROOT = Path(__file__).resolve().parents[2]
-PEERS_PYTHON = str(_ROOT / ".venv-peers" / "bin" / "python")
-IMPORTS = os.pathsep.join(str(_ROOT / name) for name in ("libs", "services"))  # of the model, which is ours
 PEERS = {
     "bare": (sys.executable, "bare.py"),
     "transformers": (PEERS_PYTHON, "transformers_peer.py"),
@@ -108,26 +104,11 @@ def _processor_s() -> float:
     return ran
 
 
-def steps_of(command: Sequence[str], environ: Mapping[str, str], mark: str) -> Iterator[StepTime]:
-    """What both clocks showed when each line of a step came from a process that ends well."""
-    process = subprocess.Popen(
-        command, env=os.environ | environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    assert process.stdout is not None
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if mark in line:
-            yield StepTime(time.perf_counter(), _processor_s())
-    if process.wait(DEADLINE_S):
-        raise SystemExit("".join(lines))
+CLOCKS = (time.perf_counter, _processor_s)
 
 
-def step_time(moments: Iterator[StepTime]) -> StepTime:
-    """The median step behind the first ones, by each clock on its own."""
-    shown = list(moments)
-    walls, computed = [moment.wall_s for moment in shown], [moment.processor_s for moment in shown]
-    return StepTime(*(float(median(np.diff(clock)[WARM:])) for clock in (walls, computed)))
+def _step_time(shown: Iterator[tuple[float, ...]]) -> StepTime:
+    return StepTime(*median_step(shown))
 
 
 def prepare(folder: Path) -> None:
@@ -157,7 +138,7 @@ def ours(folder: Path, ranks: int, steps: int, *settings: str) -> StepTime:
     command = [sys.executable, "-m", "phalanx.cli", "run", str(path)]
     for setting in settings:
         command += ["--set", setting]
-    return step_time(steps_of(command, {}, "loop: step "))
+    return _step_time(steps_of(command, {}, "loop: step ", CLOCKS))
 
 
 def theirs(peer: str, folder: Path, ranks: int, steps: int) -> StepTime:
@@ -174,29 +155,15 @@ def theirs(peer: str, folder: Path, ranks: int, steps: int) -> StepTime:
         subprocess.Popen(command, env=os.environ | environ, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for environ in environs[1:]
     ]
-    found = step_time(steps_of(command, environs[0], "step "))
-    for other in others:
-        if other.wait(DEADLINE_S):
-            raise SystemExit(f"a rank of {script} ended with {other.returncode}")
+    try:
+        found = _step_time(steps_of(command, environs[0], "step ", CLOCKS))
+        for other in others:
+            if other.wait(DEADLINE_S):
+                raise SystemExit(f"a rank of {script} ended with {other.returncode}")
+    finally:
+        for other in others:
+            other.kill()
     return found
-
-
-def meeting(ranks: int) -> list[dict[str, str]]:
-    """What the environment of each rank of another project's trainer says."""
-    common = {
-        "PYTHONPATH": os.pathsep.join(filter(None, (IMPORTS, os.environ.get("PYTHONPATH")))),
-        "WORLD_SIZE": str(ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    return [{"RANK": str(rank), "LOCAL_RANK": str(rank), **common} for rank in range(ranks)]
-
-
-def free_port() -> int:
-    """A port of this machine that nobody listens at."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def main() -> None:
@@ -208,6 +175,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, default=None)
     options = parser.parse_args()
+    if options.steps < WARM + 3:
+        parser.error(f"--steps is {options.steps}: expected {WARM + 3} or more, as the first {WARM} don't count")
+    for peer in options.against:
+        if not Path(PEERS[peer][0]).exists():
+            parser.error(f"--against {peer}: its Python {PEERS[peer][0]} is not there: run make setup-test first")
     folder = options.folder.absolute()
     prepare(folder)
     rows = [row for ranks in options.ranks for row in _compare(folder, ranks, options)]

@@ -41,14 +41,37 @@ def _take_cpu() -> None:
     torch._utils._get_device_module = lambda _device_type: cpu
 
 
+class _Type:
+    """Any type of triton's, made of any others."""
+
+    def __init__(self, *_: Any) -> None:
+        pass
+
+
+class _TritonLanguage(ModuleType):
+    """Any name of it is a type, as kernels ask where they are defined."""
+
+    def __getattr__(self, name: str) -> type:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Type
+
+
+def _untouched(kernel: Any = None, **_: Any) -> Any:
+    """What triton.jit stands for, with arguments of its own and without."""
+    return kernel if kernel is not None else lambda given: given
+
+
 @contextmanager
 def _triton() -> Iterator[None]:
     """Its mixture of experts imports triton, which torch for CPUs comes without; nothing here runs it."""
     if importlib.util.find_spec("triton") is not None:
         yield
         return
-    triton, language = ModuleType("triton"), ModuleType("triton.language")
-    triton.jit, triton.language, language.constexpr = lambda kernel: kernel, language, int  # type: ignore[attr-defined]
+    if importlib.util.find_spec("torchao") is not None:
+        importlib.import_module("torchao.float8")  # looks for triton as well
+    triton, language = ModuleType("triton"), _TritonLanguage("triton.language")
+    triton.jit, triton.language = _untouched, language  # type: ignore[attr-defined]
     sys.modules |= {"triton": triton, "triton.language": language}
     yield
     del sys.modules["triton"], sys.modules["triton.language"]
