@@ -81,11 +81,14 @@ def _errors(found: list[float] | None) -> str:
 
 def _intro() -> list[str]:
     axes = _axes()
-    models = "; ".join(f"{name} with {_plain(args)}" for name, args in axes.MODELS.items())
+    models, attentions = (
+        "; ".join(f"{name} with {_plain(args)}" for name, args in table.items() if args)
+        for table in (axes.MODELS, axes.ATTENTIONS)
+    )
     return [
         f"{len(axes.layouts().rows)} layouts of up to {axes.MOST_RANKS} ranks, in which every pair of values of the "
         f"{len(axes.AXES)} settings that `phalanx.spec` accepts together stands together in some row. "
-        f"Models: {models}.",
+        f"Models: {models}. Attention: {attentions}.",
         "",
         "| ranks | layout | beside it | fp32 | in 16 bits | outcome |",
         "|---:|---|---|---|---|---|",
@@ -93,7 +96,12 @@ def _intro() -> list[str]:
 
 
 def _plain(args: Mapping[str, Any]) -> str:
-    flat = {**{key: value for key, value in args.items() if value and key != "moe"}, **args.get("moe", {})}
+    flat: dict[str, Any] = {}
+    for key, value in args.items():
+        if key == "rope_scaling":
+            flat[key] = value["type"]
+        elif value:
+            flat |= value if isinstance(value, Mapping) else {key: value}
     return ", ".join(_said(key, value) for key, value in flat.items())
 
 

@@ -1,7 +1,7 @@
 """Five steps of training in a layout, each loss and gradient beside those of one plain fp32 process.
 
-The reference is the plain decoder with torch's own cross-entropy, clipping and AdamW in the test's process: no
-sharding, no slots.
+The reference is the plain decoder with torch's own cross-entropy and clipping in the test's process (and
+`plain_optimizer`): no sharding, no slots.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from layout_axes import tables_of
 from parity import compare, dealt, gradients_of, names_of, relative, windows
+from plain_optimizer import PlainOptimizer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -26,8 +27,9 @@ from phalanx.models.decoder import Decoder
 from phalanx.models.experts import stored_names
 from phalanx.parallel import ParallelModel, build_mesh, multiple_of
 from phalanx.parallel.initialise import fill
+from phalanx.parallel.replicas import ReplicaLink
 from phalanx.spec import Job, parse_job
-from phalanx.trainer.optimizer import Optimizer
+from phalanx.trainer.optimizer import optimizer_of
 
 STEPS = 5
 LOSS_SCALE = 1024.0
@@ -54,7 +56,7 @@ def write_reference(choice: Mapping[str, Any], path: str) -> None:
         for name in names:
             shape = tuple(weights[name].shape)
             fill(weights[name], whole(shape), shape, initial[name], job.training.seed, name)
-    optimizer = _adamw(decoder, job)
+    optimizer = PlainOptimizer(decoder, job)
     decoder.load_state_dict(weights)
     tensors = {f"weight/{name}": weights[name].clone() for name in names}
     for step in range(STEPS):
@@ -72,18 +74,6 @@ def write_reference(choice: Mapping[str, Any], path: str) -> None:
                     router.selection_bias.data += rate * (count.double().mean() - count.double()).sign()
         optimizer.step()
     save_file(tensors, path)
-
-
-def _adamw(decoder: Decoder, job: Job) -> torch.optim.AdamW:
-    trained = [parameter for parameter in decoder.parameters() if parameter.requires_grad]
-    settings = job.optimizer
-    groups = [
-        {"params": [p for p in trained if p.dim() > 1], "weight_decay": settings.weight_decay},
-        {"params": [p for p in trained if p.dim() <= 1], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        groups, settings.lr, (settings.beta1, settings.beta2), settings.eps, foreach=False, fused=False
-    )
 
 
 def _backward(decoder: Decoder, job: Job, step: int) -> Tensor:
@@ -119,7 +109,7 @@ def run_choice(choice: Mapping[str, Any], path: str) -> dict[str, Any]:
     mesh = build_mesh(layout, "cpu", schedule=job.parallel.schedule)
     model = ParallelModel(job, layout, mesh, "cpu")
     model.loss_scale = LOSS_SCALE if job.training.mixed_precision_param == "float16" else 1.0
-    optimizer = Optimizer(job, model.parameters())
+    optimizer = optimizer_of(job, model.parameters(), ReplicaLink(None), mesh)
     row: dict[str, Any] = {"losses": [], "norms": [], "whole": [], "worst": [], "moved": []}
     for step in range(STEPS):
         whole_batch, valid_tokens = batch_of(job, step)
@@ -138,7 +128,7 @@ def run_choice(choice: Mapping[str, Any], path: str) -> dict[str, Any]:
         row["whole"].append(float(summed[2:].sum().sqrt() / reference[f"{step}/norm"]))
         row["worst"].append(max(zip(relative(summed[2:], _at(reference, step)), names_of(reference), strict=True)))
         if (counts := model.take_expert_counts()) is not None:
-            row["moved"].append(int((counts - reference[f"{step}/expert_counts"]).abs().sum()) // 2)
+            row["moved"].append(_moved(counts, reference[f"{step}/expert_counts"]))
             model.move_biases(counts)
         optimizer.update(model.gradients(), norm, 1.0)
         model.zero_gradients()
@@ -150,6 +140,13 @@ def _at(reference: Mapping[str, Tensor], step: int) -> dict[str, Tensor]:
     prefix = f"{step}/gradient/"
     gradients = {n.removeprefix(f"{step}/"): tensor for n, tensor in reference.items() if n.startswith(prefix)}
     return gradients | {name: tensor for name, tensor in reference.items() if name.startswith("weight/")}
+
+
+def _moved(counts: Tensor, expected: Tensor) -> int:
+    """How many choices of an expert were others. expected: of the layers with experts, which come last."""
+    before, own = counts.split([len(counts) - len(expected), len(expected)])
+    assert not before.any(), "dense layers choose none"
+    return int((own - expected).abs().sum()) // 2
 
 
 def _off(value: float, expected: Tensor) -> float:

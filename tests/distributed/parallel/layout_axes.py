@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,19 +22,20 @@ from phalanx.spec.parallel import MULTI_STAGE_SCHEDULES
 
 MOST_RANKS = 8
 SEQ_LEN, VOCAB_SIZE, LEAST_LAYERS = 16, 96, 3
+OFFLOAD_FOLDER = tempfile.gettempdir()
 # Below every gradient norm of the runs, so that each step is clipped.
 MAX_NORM = 0.25
 # Large enough that an update of a weight whose gradient is next to nothing is next to nothing: with the usual 1e-8 what
 # AdamW divides by is rounding there: one process that takes its windows in another order differs by 3e-5 from itself.
 EPS = 1e-3
-# Over the small decoder of `job_of`. The loss of balance weighs enough that what is wrong in it shows.
+# Over the small decoder of `tables_of`. The loss of balance weighs enough that what is wrong in it shows.
 MODELS: dict[str, dict[str, Any]] = {
     "dense": {"ffn_dim": 48},
     "mixtral": {"ffn_dim": 0, "moe": {"num_experts": 4, "top_k": 2, "expert_ffn_dim": 24, "aux_loss": 0.5}},
     "deepseek": {
-        "ffn_dim": 0,
-        "qk_norm": True,
+        "ffn_dim": 48,
         "moe": {
+            "first_k_dense": 1,
             "num_experts": 8,
             "top_k": 3,
             "expert_ffn_dim": 8,
@@ -44,6 +46,16 @@ MODELS: dict[str, dict[str, Any]] = {
             "top_groups": 2,
             "selection_bias": True,
         },
+    },
+}
+_YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8, "beta_fast": 2.0}
+# What queries, keys and values come from. Every width of a latent is another one, so that none can stand for another.
+ATTENTIONS: dict[str, dict[str, Any]] = {
+    "grouped": {},
+    "qwen": {"head_dim": 6, "qk_norm": True, "qkv_bias": True, "rope_scaling": _YARN},
+    "latent": {
+        "mla": {"q_lora_rank": 20, "kv_lora_rank": 12, "qk_nope_head_dim": 6, "qk_rope_head_dim": 4, "v_head_dim": 8},
+        "rope_scaling": _YARN | {"mscale": 1.0, "mscale_all_dim": 0.8},
     },
 }
 # The usual value first; None: the job file says nothing of it.
@@ -63,6 +75,7 @@ AXES: dict[str, tuple[Value, ...]] = {
     "cp": (1, 2, 4),
     "ep": (1, 2, 4),
     "model": tuple(MODELS),
+    "attention": tuple(ATTENTIONS),
     "uneven_stages": (False, True),
     "zero": (3, 2, 1),
     "precision": ("float32", "bfloat16", "float16"),
@@ -82,6 +95,10 @@ AXES: dict[str, tuple[Value, ...]] = {
     "chunk_tokens": (0, 5),
     "z_loss": (0.0, 0.05),
     "implementation": ("fused", "foreach", "for-loop"),
+    "optimizer": ("adamw", "muon"),
+    "decayed": ("matrices", "hidden", "all"),
+    "offload": ("none", "nvme"),
+    "compile": (False, True),
 }
 _SIZES = ("dp_replicate", "dp_shard", "tp", "cp", "pp")
 _PLACED = (*_SIZES, "ep", "zero", "cpu_offload", "local_batch_size", "schedule", "stages_per_rank", "cp_comm_type")
@@ -94,8 +111,13 @@ _KEYS = {
     "model.args.tie_embeddings": "tied",
     "model.args.moe": "model",
     "model.args.ffn_dim": "model",
-    "model.args.qk_norm": "model",
+    "model.args.mla": "attention",
+    "optimizer.name": "optimizer",
+    "compile.enable": "compile",
 }
+# On CPUs torch offloads all the same, from host memory into host memory; windows beyond a rank's share are computed.
+_ACTS_ALL_THE_SAME = ("parallel.cpu_offload ", "parallel.local_batch_size ")
+_TABLES = ("model.args.moe", "model.args.mla")
 _KEY = re.compile(r"\b(?:[a-z_]+\.)+[a-z_]+")
 
 
@@ -114,7 +136,10 @@ def tables_of(choice: Mapping[str, Value]) -> dict[str, Any]:
     mode, _, every = str(choice["recompute"]).partition(", every ")
     return {
         "job": {"name": "layouts", "storage": "memory://layouts"},
-        "model": {"args": model | MODELS[str(choice["model"])], "attn_backend": choice["attn_backend"]},
+        "model": {
+            "args": model | MODELS[str(choice["model"])] | ATTENTIONS[str(choice["attention"])],
+            "attn_backend": choice["attn_backend"],
+        },
         "data": {"train": "memory://layouts/train", "document_mask": choice["document_mask"]},
         "training": {
             "seq_len": SEQ_LEN,
@@ -125,10 +150,13 @@ def tables_of(choice: Mapping[str, Value]) -> dict[str, Any]:
             "mixed_precision_param": choice["precision"],
             "mixed_precision_reduce": choice["reduce"],
         },
-        "optimizer": {"lr": 3e-3, "eps": EPS, "implementation": choice["implementation"]},
+        "optimizer": {"lr": 3e-3, "eps": EPS, "name": choice["optimizer"], "offload": choice["offload"]}
+        | {key: choice[key] for key in ("implementation", "decayed")}
+        | ({} if choice["offload"] == "none" else {"offload_folder": OFFLOAD_FOLDER}),
         "parallel": placed,
         "activation_checkpoint": {"mode": mode, **({"every": int(every)} if every else {})},
         "loss": {"chunk_tokens": choice["chunk_tokens"], "z_loss": choice["z_loss"]},
+        "compile": {"enable": choice["compile"]},
         "cluster": {"nproc": world_size_of(choice)},
     }
 
@@ -160,8 +188,7 @@ def refusal_of(choice: Mapping[str, Value]) -> Refusal | None:
         return Refusal(str(finding.problem), _axes_of(finding.keys))
     for said in without_effect(job, job.layout(world_size)):
         axes = _axes_of(_KEY.findall(said))
-        # On CPUs torch offloads all the same, from host memory into host memory.
-        if axes and not said.startswith("parallel.cpu_offload "):
+        if axes and not said.startswith(_ACTS_ALL_THE_SAME):
             return Refusal(said, axes)
     return None
 
@@ -169,7 +196,7 @@ def refusal_of(choice: Mapping[str, Value]) -> Refusal | None:
 def _axes_of(keys: Any) -> frozenset[str]:
     found: set[str] = set()
     for key in keys:
-        name = "model.args.moe" if key.startswith("model.args.moe") else key
+        name = next((table for table in _TABLES if key.startswith(table)), key)
         axis = _KEYS.get(name, name.rpartition(".")[2])
         if key == "parallel":
             found.update(_SIZES)

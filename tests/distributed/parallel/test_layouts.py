@@ -29,25 +29,36 @@ ROWS_A_GANG = 3
 
 
 def _sample(rows: Iterable[Choice]) -> list[int]:
-    """Numbers of the few rows in which every value of every axis stands, of many equals those of the fewest ranks."""
+    """Numbers of the few rows in which every value of every axis stands, of many equals those of the fewest ranks. One
+    whose blocks are compiled, which takes minutes, is taken last and is the only one.
+    """
     left, chosen = dict(enumerate(rows)), []
     missing = {single for row in left.values() for single in row.items()}
+
+    def wanted(number: int) -> tuple[bool, int, int, int]:
+        brought = len(missing & left[number].items())
+        return brought > 0 and not left[number]["compile"], brought, -world_size_of(left[number]), -number
+
     while missing:
-        best = max(left, key=lambda n: (len(missing & left[n].items()), -world_size_of(left[n]), -n))
+        best = max(left, key=wanted)
         missing -= left.pop(best).items()
         chosen.append(best)
     return sorted(chosen)
 
 
 def _gangs(numbers: Iterable[int], rows_a_gang: int = ROWS_A_GANG) -> list[Any]:
-    """World size and numbers of the rows that one gang trains, so few that it ends in time on a busy machine."""
-    by_size: dict[int, list[int]] = {}
+    """World size and numbers of the rows that one gang trains, so few that it ends in time on a busy machine: one where
+    blocks are compiled first.
+    """
+    by_kind: dict[tuple[int, bool], list[int]] = {}
     for number in numbers:
-        by_size.setdefault(world_size_of(layouts().rows[number]), []).append(number)
+        row = layouts().rows[number]
+        by_kind.setdefault((world_size_of(row), bool(row["compile"])), []).append(number)
     return [
-        pytest.param(size, own[first : first + rows_a_gang], id=f"{size}-{own[first]}")
-        for size, own in sorted(by_size.items())
-        for first in range(0, len(own), rows_a_gang)
+        pytest.param(size, own[first : first + most], id=f"{size}-{own[first]}")
+        for (size, is_compiled), own in sorted(by_kind.items())
+        for most in (1 if is_compiled else rows_a_gang,)
+        for first in range(0, len(own), most)
     ]
 
 

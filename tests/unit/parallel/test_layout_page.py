@@ -74,3 +74,16 @@ def test_row_that_was_never_run_fails(
     assert "is not fresh" in capsys.readouterr().err
     assert script.main([str(outcomes)]) == 1
     assert "| 1 | one rank | - | - | - | not run |" in page.read_text()
+
+
+def test_page_has_the_layouts_and_the_refusals_of_today(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = script.PAGE.read_text()
+    copy = tmp_path / "layouts.md"
+    copy.write_text(told)
+    monkeypatch.setattr(script, "PAGE", copy)
+    monkeypatch.setattr(script, "ROOT", tmp_path)
+    monkeypatch.setattr(script, "FOLDERS", tuple(str(SCRIPT.parents[1] / folder) for folder in script.FOLDERS))
+    script.main([])
+    assert copy.read_text() == told, "run python scripts/layout_table.py"
