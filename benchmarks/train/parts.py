@@ -59,7 +59,8 @@ def of_file(path: Path, folder: Path, overrides: Sequence[str]) -> list[str]:
     for name in names:
         _write_windows(folder / name, vocab_size, is_held_out=name == "held_out")
     placed = [f"data.{name}=file://{folder}/{name}" for name in names]
-    return [*overrides, *placed, f"job.storage=file://{folder}/runs", "metrics.log_freq=1"]
+    placed += [f"job.storage=file://{folder}/runs", f"metrics.folder={folder}/metrics"]
+    return [*overrides, *placed, "metrics.log_freq=1"]
 
 
 def run(path: Path, overrides: Sequence[str]) -> list[float]:

@@ -105,7 +105,7 @@ def test_stages_with_dense_layers_and_latents_hold_what_is_planned_for_them(leng
     stages = theirs.split_layers(lengths)
     for place in positions(model, layout, run):
         check = stages[place.pp_rank]
-        check_plan(check, 2)
+        check_plan(check, check.parallel_plan(), 2)
         held = rank_parameters(
             model,
             layout,
@@ -123,7 +123,7 @@ def test_a_rank_holds_a_whole_head_of_keys_and_values_where_tp_is_a_multiple_of_
 
     shape = SHAPES[0] | {"n_heads": 8} | more
     model = built(shape)
-    check_plan(model, 8)
+    check_plan(model, model.parallel_plan(), 8)
     held = rank_parameters(ModelShape(**shape), Layout(tp=8), 2, is_first=True, is_last=True)
     assert model.layers["0"].attention.wk.weight.shape == (8, 64)
     assert held.total == sum(parameter.numel() for parameter in model.parameters())
