@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -19,7 +20,8 @@ def own_object(key: str, path: str) -> Any:
     """
     module_name, _, name = path.partition(":")
     try:
-        module = importlib.import_module(module_name)
+        with _folder_kept():
+            module = importlib.import_module(module_name)
     except ImportError as error:
         raise _not_there(key, path, error) from error
     except (Exception, SystemExit) as error:
@@ -46,11 +48,23 @@ def calling_own(where: str, expected: str, value: object = None) -> Iterator[Non
     where: the key or the method. expected: what it should have done. value: what `where` is, if that helps.
     """
     try:
-        yield
+        with _folder_kept():
+            yield
     except PhalanxError:
         raise
     except (Exception, SystemExit) as error:
         raise _fails(error, where, value, expected) from error
+
+
+@contextmanager
+def _folder_kept() -> Iterator[None]:
+    """Relative paths of the job file mean the same after code that calls os.chdir()."""
+    fd = os.open(".", os.O_PATH | os.O_CLOEXEC)
+    try:
+        yield
+    finally:
+        os.fchdir(fd)
+        os.close(fd)
 
 
 def _fails(error: BaseException, where: str, value: object, expected: str) -> PhalanxError:

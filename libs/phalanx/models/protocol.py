@@ -92,7 +92,7 @@ class HasParallelPlan(Protocol):
 
     def parallel_plan(self) -> Mapping[str, Style]:
         """Styles by module-name pattern; `*` stands for one part of a dotted name. Modules unnamed must hold no
-        parameters.
+        parameters, and a pattern that names no module is refused.
         """
 
 

@@ -1,7 +1,7 @@
 """The collectives of tensor and sequence parallelism as autograd functions: each one's backward is the other's forward.
 
 They run on gloo and NCCL alike, on dimension 1 (the sequence) of [B, S, D] activations. Blocks that torch.compile sees
-break their graph here rather than trace a collective.
+break their graph here rather than trace a collective. On the meta device they give shapes, and exchange nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SEQUENCE_DIM = 1
 def all_gather_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """[B, S / n, D] of each of n ranks -> [B, S, D] on all, without autograd."""
     parts = x.new_empty(group.size(), *x.shape)
-    dist.all_gather_single(parts.flatten(0, 1), x.contiguous(), group=group)
+    if not x.is_meta:
+        dist.all_gather_single(parts.flatten(0, 1), x.contiguous(), group=group)
     return parts.transpose(0, SEQUENCE_DIM).flatten(SEQUENCE_DIM, SEQUENCE_DIM + 1)
 
 
@@ -26,6 +27,8 @@ def reduce_scatter_sequence(x: Tensor, group: dist.ProcessGroup) -> Tensor:
     """Sum over n ranks of [B, S, D], of which each keeps its [B, S / n, D], without autograd."""
     batch, length, *rest = x.shape
     parts = x.reshape(batch, group.size(), length // group.size(), *rest).transpose(0, SEQUENCE_DIM).contiguous()
+    if x.is_meta:
+        return torch.empty_like(parts[0])
     if x.device.type == "cpu":  # gloo would reduce all to all: twice the bytes, in twice the rounds
         received = torch.empty_like(parts)
         dist.all_to_all_single(received.flatten(0, 1), parts.flatten(0, 1), group=group)

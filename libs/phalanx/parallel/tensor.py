@@ -95,9 +95,22 @@ def apply_plan(model: nn.Module, plan: Mapping[str, Style], group: dist.ProcessG
     return slices
 
 
+def check_patterns(model: nn.Module, plan: Mapping[str, Style]) -> None:
+    """Raises PhalanxError where a pattern names no module of the whole model."""
+    names = [name for name, _ in model.named_modules()]
+    idle = next((pattern for pattern in plan if not any(_names(pattern, n) for n in names)), None)
+    if idle is not None:
+        raise PhalanxError(
+            "parallel_plan()",
+            value=idle,
+            expected=f"patterns that each name a module of {type(model).__name__}",
+            remedy="correct the pattern or remove it",
+        )
+
+
 def check_plan(model: nn.Module, plan: Mapping[str, Style], tp: int) -> None:
-    """Raises PhalanxError where a meta-device model can't be cut by `plan` over `tp` ranks. It is of no use
-    afterwards.
+    """Raises PhalanxError where a meta-device model can't be cut by `plan` over `tp` ranks. Afterwards it is what the
+    first rank has, and runs on the meta device alone.
     """
     apply_plan(model, plan, cast("dist.ProcessGroup", _FirstOf(tp)))
 
@@ -116,10 +129,11 @@ class _FirstOf:
 
 
 def _style_of(name: str, plan: Mapping[str, Style]) -> Style | None:
-    for pattern, style in plan.items():
-        if re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name):
-            return style
-    return None
+    return next((style for pattern, style in plan.items() if _names(pattern, name)), None)
+
+
+def _names(pattern: str, name: str) -> bool:
+    return re.fullmatch(re.escape(pattern).replace(r"\*", r"[^.]+"), name) is not None
 
 
 def _apply_style(

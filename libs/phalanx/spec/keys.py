@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from pydantic.config import JsonDict
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from pydantic_core import PydanticCustomError, PydanticUndefined
 
 from phalanx.core.numbering import LARGEST as LARGEST_IN_KEYS
 
@@ -57,11 +57,23 @@ class Mark(StrEnum):
     FREE = "free"
 
 
+def wrong(expected: str, remedy: str) -> PydanticCustomError:
+    """An error of a validator that already knows what was expected and what to do."""
+    return PydanticCustomError("phalanx", "expected {expected}; {remedy}", {"expected": expected, "remedy": remedy})
+
+
 class Section(BaseModel):
     """One table of the job file: frozen, strict about types, closed to unknown keys. Built at first use, which keeps
     imports fast."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, defer_build=True)
+
+    @field_validator("*")
+    @classmethod
+    def _no_null_characters(cls, value: Any) -> Any:
+        if isinstance(value, str) and "\0" in value:
+            raise wrong("text without null characters, which no path or name can have", "remove them")
+        return value
 
 
 def key(

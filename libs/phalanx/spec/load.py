@@ -63,6 +63,10 @@ def _explain(
 ) -> list[PhalanxError]:
     """The problems behind `errors`, and rules that are broken once wrong keys are gone and misspelt ones in place."""
     unknown = [found for error in errors if error["type"] == "extra_forbidden" for found in _unknown(error)]
+    if "model.class" in {_dotted(error) for error in errors} | {found.meant for found in unknown}:
+        # Then [model.args] are a class's own, which nothing here knows.
+        errors = [error for error in errors if not _dotted(error).startswith("model.args")]
+        unknown = [found for found in unknown if not found.name.startswith("model.args.")]
     meant = {found.meant for found in unknown if found.meant is not None}
     wrong = {_dotted(error) for error in errors} | meant
     problems = [found.problem for found in unknown]
@@ -80,7 +84,7 @@ def _explain(
     job, stand_ins = _mended(tables)
     suspects = wrong | stand_ins
     suspects |= {derived for name, derived in _DERIVED if name in suspects}
-    if "model.preset" in wrong:
+    if wrong & {"model.preset", "model.class"}:
         suspects |= {each.name for each in all_keys() if each.name.startswith("model.args.")}
     broken = _broken(job, world_size, check_world) if job is not None else []
     return problems + [finding.problem for finding in broken if not suspects.intersection(finding.keys)]

@@ -10,9 +10,9 @@ from pydantic import GetPydanticSchema, ValidatorFunctionWrapHandler, field_vali
 from pydantic_core.core_schema import ValidationInfo
 
 from phalanx.spec.experts import MoeArgs
-from phalanx.spec.keys import MOST, Mark, Section, key
+from phalanx.spec.keys import MOST, Mark, Section, key, wrong
 from phalanx.spec.latent import MlaArgs
-from phalanx.spec.own import OWN_PATTERN, require_json, wrong
+from phalanx.spec.own import OWN_PATTERN, require_json
 from phalanx.spec.presets import PRESETS
 
 # By type of scaling: the keys that it needs, and those that it may have.

@@ -17,8 +17,7 @@ from typing import Literal
 
 from pydantic import field_validator
 
-from phalanx.spec.keys import Mark, Section, key
-from phalanx.spec.own import wrong
+from phalanx.spec.keys import Mark, Section, key, wrong
 
 _LIST = r"^\^?=?{entry}(,{entry})*$"
 INTERFACES_PATTERN = _LIST.format(entry=r"[\w.-]{1,15}")

@@ -7,8 +7,8 @@ from typing import Literal, TypeAlias
 
 from pydantic import field_validator
 
-from phalanx.spec.keys import URL_PATTERN, Mark, Section, key
-from phalanx.spec.own import OwnName, wrong
+from phalanx.spec.keys import URL_PATTERN, Mark, Section, key, wrong
+from phalanx.spec.own import OwnName
 
 Remedy: TypeAlias = Literal["notify", "skip", "roll_back"]
 

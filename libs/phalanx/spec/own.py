@@ -6,18 +6,12 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
-from pydantic_core import PydanticCustomError
 
-from phalanx.spec.keys import Mark, Section, key
+from phalanx.spec.keys import Mark, Section, key, wrong
 
 OWN_PATTERN = r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$"
 OWN_FORM = "package.module:name"
 OwnName = Annotated[str, Field(pattern=OWN_PATTERN)]
-
-
-def wrong(expected: str, remedy: str) -> PydanticCustomError:
-    """An error of a validator that already knows what was expected and what to do."""
-    return PydanticCustomError("phalanx", "expected {expected}; {remedy}", {"expected": expected, "remedy": remedy})
 
 
 def require_json(value: Any) -> None:

@@ -5,7 +5,7 @@ of a few elements. torch is imported only where a job names something of its own
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from phalanx.core.errors import PhalanxError
@@ -13,6 +13,8 @@ from phalanx.spec import Job, Layout
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from phalanx.models.protocol import Style
 
 PROBED_VOCABULARY = 64
 # What a forward may not find on the meta device though ranks have it: values, a GPU's kernels, types, a rank's place.
@@ -46,7 +48,7 @@ def _check_model(job: Job, layout: Layout, vocab_size: int) -> None:
     from phalanx.parallel.float8 import require_linears
     from phalanx.parallel.own_model import check_shared, initial_of, plan_of
     from phalanx.parallel.pipeline import stage_shapes
-    from phalanx.parallel.tensor import check_plan
+    from phalanx.parallel.tensor import check_patterns, check_plan
     from phalanx.parallel.whole import is_whole
 
     try:
@@ -59,8 +61,7 @@ def _check_model(job: Job, layout: Layout, vocab_size: int) -> None:
             check_shared(model)
         initial_of(model)
         plan = plan_of(model)
-        if job.cluster.device == "cpu":
-            _check_forward(job, vocab_size)
+        width = _check_forward(job, vocab_size) if job.cluster.device == "cpu" else None
         if job.optimizer.name == "muon":
             _check_hidden(model)
         if job.training.float8_recipe != "none":
@@ -81,7 +82,10 @@ def _check_model(job: Job, layout: Layout, vocab_size: int) -> None:
                 gives_logits=not job.loss.chunk_tokens,
             )
         if layout.tp > 1:
+            check_patterns(model, plan)
             check_plan(model, plan, layout.tp)
+            if width is not None and layout.cp == 1:
+                _check_cut_forward(job, plan, layout.tp, width)
     except PhalanxError as error:
         where = error.where.replace("[model] class", "model.class", 1).replace("[", "", 1).replace("] ", ".", 1)
         raise PhalanxError(
@@ -89,44 +93,68 @@ def _check_model(job: Job, layout: Layout, vocab_size: int) -> None:
         ) from error
 
 
-def _check_forward(job: Job, vocab_size: int) -> None:
-    """Of one window on the meta device, with weights of the type that ranks compute in. What only real tensors have is
-    left to the ranks to find out.
+def _check_forward(job: Job, vocab_size: int) -> int | None:
+    """Of one window on the meta device. Gives the width of the logits, None where what only real tensors have is left
+    to the ranks to find out.
+    """
+    from phalanx.parallel.build import build_on_meta
+
+    wanted = f"forward to give logits [1 window, {job.training.seq_len} tokens, vocabulary]"
+    shape = _logits_shape(job, build_on_meta(job), "[model] class", wanted, job.model.class_)
+    if shape is None:
+        return None
+    if job.loss.fn is None and shape[2] < vocab_size:
+        raise PhalanxError(
+            "[model.args]",
+            value=job.model.args,
+            expected=f"logits of at least the tokenizer's {vocab_size} tokens, where forward gives {shape[2]}",
+            remedy="give the model a larger vocabulary, or prepare the data with a smaller tokenizer",
+        )
+    return shape[2]
+
+
+def _check_cut_forward(job: Job, plan: Mapping[str, Style], tp: int, width: int) -> None:
+    """The same of what the first of `tp` ranks has. width: of the logits of the whole model."""
+    from phalanx.parallel.build import build_on_meta
+    from phalanx.parallel.tensor import check_plan
+
+    model = build_on_meta(job)
+    check_plan(model, plan, tp)
+    length = job.training.seq_len
+    wanted = f"styles with which forward gives logits [1 window, {length} tokens, {width} / {tp}] on each rank"
+    shape = _logits_shape(job, model, "parallel_plan()", wanted)
+    if shape is not None and shape[2] * tp != width:
+        raise PhalanxError(
+            "parallel_plan()",
+            expected=f"{wanted}, not of shape {tuple(shape)}",
+            remedy="give the head the style vocab_head",
+        )
+
+
+def _logits_shape(job: Job, model: nn.Module, where: str, wanted: str, value: object = None) -> tuple[int, ...] | None:
+    """Of what a forward of one window gives on the meta device, with weights of the type that ranks compute in. None
+    where it needs what only real tensors have. Raises PhalanxError where it fails or gives no logits of whole windows.
     """
     import torch
 
     from phalanx.models.own import calling_own
-    from phalanx.parallel.build import build_on_meta
 
-    model = build_on_meta(job)
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(getattr(torch, job.training.mixed_precision_param))
     ids = torch.zeros(1, job.training.seq_len, dtype=torch.int64, device="meta")
-    wanted = f"forward to give logits [1 window, {job.training.seq_len} tokens, vocabulary]"
     try:
-        with torch.no_grad(), torch.device("meta"), calling_own("[model] class", wanted, job.model.class_):
+        with torch.no_grad(), torch.device("meta"), calling_own(where, wanted, value):
             found = model(ids, ids, ids if job.data.document_mask else None)
     except PhalanxError as error:
         if isinstance(error.__cause__, NotImplementedError) or _ONLY_IN_RANKS.search(str(error.__cause__)):
-            return
+            return None
         raise
     is_tensor = isinstance(found, torch.Tensor)
     if not (is_tensor and found.is_floating_point() and found.dim() == 3 and found.shape[:2] == ids.shape):
         shown = f"{found.dtype} of shape {tuple(found.shape)}" if is_tensor else f"a {type(found).__name__}"
-        raise PhalanxError(
-            "[model] class",
-            value=job.model.class_,
-            expected=f"{wanted}, not {shown}",
-            remedy="see phalanx.models.protocol.LanguageModel",
-        )
-    if job.loss.fn is None and found.shape[2] < vocab_size:
-        raise PhalanxError(
-            "[model.args]",
-            value=job.model.args,
-            expected=f"logits of at least the tokenizer's {vocab_size} tokens, where forward gives {found.shape[2]}",
-            remedy="give the model a larger vocabulary, or prepare the data with a smaller tokenizer",
-        )
+        raise PhalanxError(where, value=value, expected=f"{wanted}, not {shown}", remedy="see phalanx.models.protocol")
+    return tuple(found.shape)
 
 
 def _check_hidden(model: nn.Module) -> None:

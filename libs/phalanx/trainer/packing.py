@@ -14,7 +14,7 @@ import os
 import stat
 import tarfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
@@ -31,10 +31,11 @@ _KEY = "code.path"
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """An uncompressed tar and its digest."""
+    """An uncompressed tar and its digest. modules: what `import` finds at its top, by the file that it is."""
 
     data: bytes
     digest: str
+    modules: Mapping[str, PurePosixPath]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,14 @@ def pack(folder: Path, excluded: Collection[Path] = ()) -> Archive:
             info, data = _member(entry)
             archive.addfile(info, None if data is None else io.BytesIO(data))
     data = buffer.getvalue()
-    return Archive(data, sha256(data))
+    return Archive(data, sha256(data), {name: path for entry in entries for name, path in _modules(entry.name)})
+
+
+def _modules(path: PurePosixPath) -> Iterator[tuple[str, PurePosixPath]]:
+    if path.name == "__init__.py" and len(path.parts) == 2:
+        yield path.parts[0], path.parent
+    elif path.suffix == ".py" and len(path.parts) == 1:
+        yield path.stem, path
 
 
 def unpack(data: bytes, folder: Path) -> None:

@@ -25,10 +25,17 @@ from phalanx.lineage.keys import code as code_key
 from phalanx.objects import ObjectExists, ObjectMissing, ObjectStore
 from phalanx.spec import Job
 from phalanx.trainer.caching import code_folder
-from phalanx.trainer.packing import pack, unpack
+from phalanx.trainer.packing import IGNORE_FILE, Archive, pack, unpack
 from phalanx.trainer.places import job_store
 
 MOST_DAMAGED = 100
+# What ranks import by these names must not be the user's, whose folder comes first on the import path.
+_LIBRARIES = """
+    phalanx torch torchao torchgen triton numpy pydantic pydantic_core annotated_types typing_extensions fsspec obstore
+    safetensors tokenizers xxhash rich typer click zstandard pyarrow grpc google opentelemetry cryptography jwt psutil
+    tensorboard wandb sympy networkx jinja2
+"""
+_TAKEN = (sys.stdlib_module_names - {"test"}).union(_LIBRARIES.split())
 
 
 def with_code(job: Job, *, ships: bool = True) -> tuple[Job, tuple[str, ...]]:
@@ -57,10 +64,23 @@ def with_code(job: Job, *, ships: bool = True) -> tuple[Job, tuple[str, ...]]:
             told += f'the job goes on with the code of that one, {digest}; code.on_change = "take" takes the new one'
         else:
             told += f"the job goes on with the new code, {digest}"
+    if digest == archive.digest:
+        _check_modules(path, archive)
     if ships and digest == archive.digest:
         _ship(job_store(job), digest, archive.data)
     code = job.code.model_copy(update={"digest": digest})
     return job.model_copy(update={"code": code}), (told,) if told else ()
+
+
+def _check_modules(path: str, archive: Archive) -> None:
+    taken = min(archive.modules.keys() & _TAKEN, default=None)
+    if taken is not None:
+        raise PhalanxError(
+            "code.path",
+            value=str(Path(path) / archive.modules[taken]),
+            expected=f"names of your own: ranks would import it in the place of the module {taken} that they need",
+            remedy=f"rename it, or list it in {IGNORE_FILE}",
+        )
 
 
 def recorded_digest(job: Job) -> str | None:

@@ -55,6 +55,9 @@ def problems_of(raw, world_size=None):
         ({"model__class": "my.module.Class"}, "model.class", "package.module:Class"),
         ({"training": 3}, "training", "a table"),
         ({"metrics__folder": ""}, "metrics.folder", "is '': expected text that is not empty; change it: Local folder"),
+        ({"metrics__folder": "/srv/\0"}, "metrics.folder", "without null characters, which no path"),
+        ({"job__storage": "file:///srv/\0"}, "job.storage", "without null characters, which no path"),
+        ({"code__path": "\0"}, "code.path", "without null characters, which no path"),
         ({"storage__b__endpoint": "localhost:9000"}, "storage.b.endpoint", "https://host:port"),
     ],
 )

@@ -94,3 +94,23 @@ def test_own_part_of_another_form_is_one_line(changed: dict[str, Any], told: str
 )
 def test_own_key_without_effect_is_told(changed: dict[str, Any], told: str):
     assert any(each.startswith(told) for each in without_effect(sample(**changed), Layout()))
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ({"class": "own.Model"}, "model.class is 'own.Model': expected package.module:Class"),
+        ({"class": 3}, "model.class is 3: expected text in quotes"),
+        (
+            {"clas": "own:Model"},
+            "model.clas is 'own:Model': expected a key that the job file knows; did you mean model.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("args", [{"num_layers": 4, "dim": 8}, {"dim": "wide"}, {}])
+def test_class_of_another_form_is_one_line_whatever_its_arguments(
+    model: dict[str, Any], args: dict[str, Any], told: str
+):
+    with pytest.raises(Problems) as refused:
+        sample(model={**model, "args": args})
+    assert str(refused.value).startswith(told) and "\n" not in str(refused.value)

@@ -48,6 +48,29 @@ class Planned(Plain):
         return {"embed": "vocab_embedding", "layers.*": "colwise"}
 
 
+class Cut(Plain):
+    """Takes its plan as an argument."""
+
+    def __init__(self, vocab_size: int, plan: Mapping[str, Style], dim: int = 8) -> None:
+        super().__init__(vocab_size, dim)
+        self.norm = nn.LayerNorm(dim, elementwise_affine=False)
+        self.plan = plan
+
+    def forward(self, tokens: Tensor, position_ids: Tensor, document_ids: Tensor | None) -> Tensor:
+        return self.head(self.norm(self.embed(tokens)))
+
+    def parallel_plan(self) -> Mapping[str, Style]:
+        return self.plan
+
+
+class Wanders(Plain):
+    """Changes the working folder."""
+
+    def __init__(self, vocab_size: int, folder: str) -> None:
+        super().__init__(vocab_size)
+        os.chdir(folder)
+
+
 class Staged(Plain):
     """Loses a layer when it is split."""
 

@@ -33,6 +33,11 @@ def _model(name: str, **args: Any) -> dict[str, Any]:
     return {"class": f"own_parts:{name}", "args": {"vocab_size": 32, **args}}
 
 
+def _cut(head: str = "vocab_head", **styles: str) -> dict[str, dict[str, Any]]:
+    plan = {"embed": "vocab_embedding", "layers.*": "replicated", "head": head, **styles}
+    return {"model": _model("Cut", plan=plan), "parallel": {"tp": 2}}
+
+
 PP2, CP2 = {"pp": 2}, {"cp": 2}
 TP2: dict[str, dict[str, Any]] = {"parallel": {"tp": 2}}
 REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
@@ -112,6 +117,22 @@ REFUSED: dict[str, tuple[dict[str, Any], int, str]] = {
         r"parallel_plan\(\) is \{3: .*by patterns of names",
     ),
     "plan number": ({"model": _model("Fails", where="number"), **TP2}, 2, r"parallel_plan\(\) head is 3: .*a style"),
+    "plan of nothing": (
+        _cut(normm="sequence_norm"),
+        2,
+        r"parallel_plan\(\) is 'normm': .* name a module of Cut; correct",
+    ),
+    "plan without gather": (_cut(), 2, r"parallel_plan\(\): .*, 32 / 2\] on each rank, not .*\(1, 16, 16\)"),
+    "plan of a whole head": (
+        _cut("replicated", norm="sequence_norm"),
+        2,
+        r"parallel_plan\(\): .* not of shape \(1, 32, 32\); give the head the style vocab_head",
+    ),
+    "plan that fails": (
+        _cut("rowwise", norm="sequence_norm"),
+        2,
+        r"parallel_plan\(\): .*RuntimeError: .*own_parts\.py:\d+\)$",
+    ),
     "split raises": (
         {"model": _model("Fails", where="split_stages"), "parallel": PP2},
         2,
@@ -199,6 +220,18 @@ def test_forward_that_only_ranks_can_run_is_left_to_them(where: str, monkeypatch
     monkeypatch.delenv("RANK", raising=False)
     job = _job(model=_model("Fails", where=where))
     check_own(job, job.layout(1))
+
+
+def test_plan_with_which_forward_runs_passes() -> None:
+    job = _job(**_cut(norm="sequence_norm"))
+    check_own(job, job.layout(2))
+
+
+def test_working_folder_outlives_a_class_that_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = _job(model=_model("Wanders", folder="/"))
+    check_own(job, job.layout(1))
+    assert Path.cwd() == tmp_path
 
 
 def test_logits_of_fewer_tokens_than_the_tokenizer_has_are_refused() -> None:

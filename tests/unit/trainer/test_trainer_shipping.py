@@ -75,6 +75,28 @@ def test_packed_code_is_imported_from_its_own_copy_on_the_node(tmp_path: Path) -
     assert own_code(job) == (job.code.digest,) and code_digest(*own_code(job)) != code_digest()
 
 
+@pytest.mark.parametrize("name", ["json.py", "torch.py", "numpy/__init__.py"])
+def test_module_that_ranks_would_take_for_another_is_refused(tmp_path: Path, name: str) -> None:
+    job = _job(tmp_path)
+    file = tmp_path / "project" / name
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    with pytest.raises(
+        PhalanxError, match=rf"code\.path is .*{name[:5]}.*names of your own: .*; rename it, or list it"
+    ):
+        with_code(job)
+    (tmp_path / "project/.phalanxignore").write_text(f"/{name.partition('/')[0]}\n")
+    assert with_code(job)[0].code.digest is not None
+
+
+def test_folder_or_inner_module_with_a_taken_name_is_packed(tmp_path: Path) -> None:
+    job = _job(tmp_path)
+    for name in ("json/notes.py", "shipped_own/torch.py", "test/__init__.py"):
+        (tmp_path / "project" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "project" / name).touch()
+    assert with_code(job)[0].code.digest is not None
+
+
 def test_code_that_is_only_looked_at_has_its_digest_and_stores_nothing(tmp_path: Path) -> None:
     job = _job(tmp_path)
     looked, told = with_code(job, ships=False)
