@@ -7,6 +7,7 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import typer
 
@@ -43,11 +44,24 @@ def run_reporting_errors(app: typer.Typer) -> int:
     except OutsideError as error:
         sys.stderr.write(f"phalanx: {error}\n")
         return 2 if _is_not_up(error) else 1
+    except FileNotFoundError:
+        if not _is_folder_gone():
+            raise
+        sys.stderr.write("phalanx: the working folder: expected one that exists; it was removed: change to another\n")
+        return 2
     except OutputLostError as error:
         drop_output()
         if error.errno != errno.EPIPE:  # who reads no further has what he wants
             sys.stderr.write(f"phalanx: standard output: {error.strerror}\n")
         return 1
+
+
+def _is_folder_gone() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 @contextmanager

@@ -1,9 +1,12 @@
-"""Ctrl-C while the `phalanx` command still imports itself: one line and 130, wherever it falls."""
+"""How the `phalanx` command ends where no command of it is at fault: Ctrl-C while it still imports itself is one line
+and 130, wherever it falls; a working folder that was removed is one line and 2.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,3 +48,20 @@ def test_interrupt_during_an_import_is_one_line_and_130(module: str) -> None:
 def test_command_that_was_started_to_ignore_interrupts_ignores_them() -> None:
     done = _run("phalanx.cli.main", before="SIG_IGN")
     assert done.returncode == 0 and "Usage" in done.stdout and done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["data", "ls", "file://./corpus"], ["plan", "job.toml"], ["--version"]])
+def test_working_folder_that_was_removed_is_one_line_where_it_is_needed(tmp_path: Path, arguments: list[str]) -> None:
+    program = f"import os, sys; os.rmdir(os.getcwd()); sys.argv = {['phalanx', *arguments]!r}\n"
+    program += "from phalanx.cli.entry import main; main()"
+    folder = tmp_path / "removed"
+    folder.mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert not folder.exists()
+    if arguments == ["--version"]:
+        assert (done.returncode, done.stderr) == (0, "")
+    else:
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and done.stderr.startswith("phalanx: ")
+        assert "working folder" in done.stderr or "no such file" in done.stderr
