@@ -118,7 +118,7 @@ def _latents(latents: ModuleType, parity: ModuleType) -> Iterator[str]:
 
 def _float8(float8: ModuleType, parity: ModuleType) -> Iterator[str]:
     usual = {key: value for key, value in parity._case(dtype="bfloat16").items() if key != "reference"}
-    same, apart = _test(float8, "every_layout_in_fp8"), _test(float8, "multiply_slices")
+    same, apart = _test(float8, "every_layout_in_fp8"), _test(float8, "ranks_that_multiply")
     words = (
         "**Products in fp8**, equal to one process that casts with torch alone: losses of two training steps and two "
         f"evaluations within {float8.LOSS_BOUND:g} relative, and each parameter's gradient within "
@@ -130,6 +130,16 @@ def _float8(float8: ModuleType, parity: ModuleType) -> Iterator[str]:
         f"others: gradients within {float8.OWN_SCALES_BOUND:g}, by `{apart}`:"
     )
     yield from _table(words, float8.OWN_SCALES, usual)
+    same, apart = _test(float8, "compiled_blocks_in_fp8"), _test(float8, "compiled_blocks_that")
+    near = _test(float8, "one_process_that_compiles_products")
+    words = (
+        f"Compiled blocks, of {float8.SHALLOW['n_layers']} layers, equal to one process that compiles them: gradients "
+        f"within {float8.GRADIENT_BOUND:g}, by `{same}`; that one has gradients within {float8.OWN_SCALES_BOUND:g} of "
+        f"one that casts with torch alone, by `{near}`:"
+    )
+    yield from _table(words, {2: float8.COMPILED}, usual)
+    words = f"Of those with scales of their own, within {float8.OWN_SCALES_BOUND:g}, by `{apart}`:"
+    yield from _table(words, {2: float8.COMPILED_OWN_SCALES}, usual)
 
 
 def _own_models(own: ModuleType) -> Iterator[str]:
