@@ -80,6 +80,7 @@ COMPILED = {
     "pp2_compiled": _compiled("tensorwise", _pipeline("1f1b", pp=2)),
 }
 COMPILED_OWN_SCALES = {
+    "tp2_compiled": _compiled("tensorwise", _case(tp=2)),
     "tp2_rowwise_compiled": _compiled("rowwise", _case(tp=2)),
     "cp2_compiled": _compiled("tensorwise", _case(cp=2, local_batch_size=2)),
 }
