@@ -110,8 +110,10 @@ def steps(session: Session) -> Ending:
                 copy_when_due(session, session.replicator, plan, metrics)
         saver.check()
         tell_saves(session)
+        if word.profile or session.profiling.is_measuring:
+            session.phases.enter("profile", session.step)
         session.profiling.turn(session.step, word.profile)
-        session.phases.enter("step", session.step + 1)
+        session.phases.enter(session.profiling.phase, session.step + 1)
     session.phases.enter("commit", session.step)
     saver.finish()
     tell_saves(session)

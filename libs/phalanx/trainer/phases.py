@@ -46,6 +46,7 @@ class Phases:
             "restore": deadlines.restore_s,
             "first_step": deadlines.first_step_s,
             "step": deadlines.step_s,
+            "profile": deadlines.step_s,  # its own name: what a step takes under the profiler is not learned from steps
             "save": deadlines.save_s,
             "evaluation": deadlines.evaluation_s,
             "plan": max(deadlines.save_s, longest_s),

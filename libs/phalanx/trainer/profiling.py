@@ -70,6 +70,19 @@ class Profiling:
         except queue.Empty:
             return 0
 
+    @property
+    def is_measuring(self) -> bool:
+        """Whether a request is being carried out: by all ranks alike, asked or not."""
+        return self._running is not None
+
+    @property
+    def phase(self) -> str:
+        """What the next step is to the gang. Under the profiler, or beside the writing of what it found, which holds
+        the interpreter for seconds, a step takes longer than the others of the run promise.
+        """
+        is_storing = any(thread.is_alive() for thread in self._storing)
+        return "profile" if self.is_measuring or is_storing else "step"
+
     def turn(self, step: int, wanted: int) -> None:
         """Between `step`, which is done, and the next one, on every rank. wanted: what rank 0 told in `step`."""
         running = self._running

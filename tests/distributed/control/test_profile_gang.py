@@ -11,7 +11,7 @@ from support.jobs import write_job
 from typer.testing import CliRunner
 
 from phalanx.cli.main import app
-from phalanx.gang import ForkServer, GangOrder
+from phalanx.gang import Event, ForkServer, GangOrder
 from phalanx.lineage import Lineage
 from phalanx.lineage.profiles import Profiles
 from phalanx.spec import load_job
@@ -31,8 +31,8 @@ def command(*arguments: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory, corpus: str, server: ForkServer) -> Path:
-    """The file of a job of two ranks, of which rank 1 was profiled from its second step on."""
+def profiled(tmp_path_factory: pytest.TempPathFactory, corpus: str, server: ForkServer) -> tuple[Path, list[Event]]:
+    """The file of a job of two ranks, of which rank 1 was profiled from its second step on; and its phases."""
     folder = Path(tmp_path_factory.mktemp("profile"))
     path = write_job(folder, corpus, steps=8)
     job = load_job(path)
@@ -41,14 +41,28 @@ def path(tmp_path_factory: pytest.TempPathFactory, corpus: str, server: ForkServ
     arguments = to_arguments(prepared) | {"debug_rank": None}
     gang = server.start(GangOrder(2, "slow_ranks:run", folder / "logs", arguments, attempt=1))
     try:
-        for _ in gang.events(PATIENCE_S):
-            pass
+        phases = [event for event in gang.events(PATIENCE_S) if event.kind == "phase"]
         assert gang.over, gang.stacks(5.0)
     finally:
         outcome = gang.end(0.0)
     assert outcome.ok, outcome.first_cause
     assert Lineage(job_store(job)).newest_attempt() is not None
-    return path
+    return path, phases
+
+
+@pytest.fixture(scope="module")
+def path(profiled: tuple[Path, list[Event]]) -> Path:
+    return profiled[0]
+
+
+def test_measured_steps_are_a_phase_of_their_own_on_all_ranks(profiled: tuple[Path, list[Event]]) -> None:
+    """By the phases a gang learns how long a step takes: the profiler's seconds must not make it hung."""
+    turns = [(event.rank, event.fields["name"]) for event in profiled[1] if event.fields["name"] in ("step", "profile")]
+    by_rank = [[name for each, name in turns if each == rank] for rank in (0, 1)]
+    assert len(by_rank[0]) == len(by_rank[1])
+    for names in by_rank:
+        first = names.index("profile")
+        assert names[first : first + 2 * STEPS + 1] == ["profile"] * (2 * STEPS + 1)
 
 
 def test_profile_of_a_running_gang_is_listed_and_downloaded(path: Path, tmp_path: Path) -> None:

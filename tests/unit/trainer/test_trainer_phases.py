@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from phalanx.gang.sections import Durations, Rule, allowance
 from phalanx.spec.operation import Deadlines
 from phalanx.trainer.phases import PATIENCE_S, Phases
 
@@ -29,6 +30,14 @@ def test_phases_that_need_services_may_take_as_long_as_services_may_be_away() ->
 
 def test_phases_without_services_wait_for_storage_alone() -> None:
     assert budgets(waits_for_services=False) == {"step": 120.0, "save": 30.0, "plan": 30.0, "commit": 30.0}
+
+
+def test_step_under_the_profiler_has_the_fixed_deadline_of_steps_alone() -> None:
+    told: list[float] = []
+    Phases(lambda kind, **fields: told.append(fields["deadline_s"]), Deadlines(step_s=40.0)).enter("profile", 3)
+    steps = Durations.of([0.5] * 1000)
+    assert told == [40.0] and allowance(Rule(), "step", steps, 40.0).limit_s == 9.5
+    assert allowance(Rule(), "profile", steps, 40.0).limit_s == 40.0
 
 
 def test_unknown_phase_is_a_mistake_of_ours() -> None:
