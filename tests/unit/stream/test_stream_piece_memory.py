@@ -83,6 +83,7 @@ def test_threads_never_have_the_same_memory_at_once():
             mark = (number << 16 | turn).to_bytes(4, "big") * 16
             lent[:] = mark
             assert lent == mark
+            del lent  # before the next is taken, so that no thread has two
         return True
 
     with ThreadPoolExecutor(4) as threads:
