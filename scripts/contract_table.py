@@ -126,6 +126,11 @@ def _float8(float8: ModuleType, parity: ModuleType) -> Iterator[str]:
     )
     yield from _table(words, float8.TABLE, usual)
     words = (
+        "Experts, whose products and whose router's stay in bfloat16, within the same bounds and with equal counts, by "
+        f"`{_test(float8, 'experts_over_ranks')}`:"
+    )
+    yield from _table(words, {2: float8.OF_EXPERTS}, usual)
+    words = (
         "Where a rank multiplies slices of what one process multiplies, or more windows at once, its scales are "
         f"others: gradients within {float8.OWN_SCALES_BOUND:g}, by `{apart}`:"
     )

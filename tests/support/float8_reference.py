@@ -91,7 +91,8 @@ def loss_and_gradients(
     valid_tokens = (batch[1] != -100).sum()
     loss, sums = torch.zeros(()), {name: torch.zeros(p.shape) for name, p in decoder.named_parameters()}
     for tokens, targets, positions, documents in zip(*(field.split(1) for field in batch), strict=True):
-        logits = decoder(tokens, positions, documents).float()
+        balance = (targets != -100).sum(1) / valid_tokens
+        logits = decoder(tokens, positions, documents, balance).float()
         part = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
         (part / valid_tokens).backward()
         loss += part.detach() / valid_tokens

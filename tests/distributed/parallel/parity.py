@@ -113,14 +113,21 @@ def write_reference(path: str, model: Mapping[str, Any], z_loss: float = 0.0) ->
 
 def gradients_of(decoder: Decoder) -> dict[str, Tensor]:
     """By stored name; zeros of what does not train."""
-    by_expert = stacked_names(decoder)
     found = {}
     for name, parameter in decoder.named_parameters():
         gradient = parameter.grad if parameter.requires_grad else torch.zeros_like(parameter)
         assert gradient is not None
+        found[name] = gradient
+    return by_stored_name(decoder, found)
+
+
+def by_stored_name(decoder: Decoder, found: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by the decoder's own names, those of experts apart."""
+    by_expert, apart = stacked_names(decoder), {}
+    for name, tensor in found.items():
         rows = range(by_expert.get(name, 0))
-        found |= {stored_name(name, row): gradient[row] for row in rows} if rows else {name: gradient}
-    return found
+        apart |= {stored_name(name, row): tensor[row] for row in rows} if rows else {name: tensor}
+    return apart
 
 
 def slot_batch(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from parity import MODEL, SEED, names_of, windows
+from parity import MODEL, SEED, by_stored_name, names_of, windows
 from safetensors.torch import load_file, save_file
 from support.float8_reference import loss_and_gradients, narrow_layers, require_torchao
 from test_parity import _case, _gangs, _pipeline
@@ -63,6 +63,22 @@ OWN_SCALES: dict[int, dict[str, dict[str, Any]]] = {
         "cp2": _of("tensorwise", _case(cp=2, local_batch_size=2)),
         "cp2_rowwise": _of("rowwise", _case(cp=2, local_batch_size=2)),
     },
+}
+# Attention and shared experts multiply in fp8, routers and experts in bfloat16.
+EXPERTS: dict[str, Any] = SHAPE | {
+    "ffn_dim": 0,
+    "moe": {"num_experts": 4, "top_k": 2, "expert_ffn_dim": 32, "num_shared_experts": 1},
+}
+
+
+def _of_experts(recipe: str, case: dict[str, Any]) -> dict[str, Any]:
+    return _of(recipe, case) | {"model": EXPERTS}
+
+
+OF_EXPERTS = {
+    "ep2": _of_experts("tensorwise", _case(ep=2)),
+    "ep2_rowwise_recompute": _of_experts("rowwise", _case(ep=2, recompute="full")),
+    "dp2_experts": _of_experts("tensorwise", _case(zero=1)),
 }
 # Of one case and its reference: casts and scales make far more for C++'s compiler than blocks without them do.
 COMPILE_TIMEOUT_S = 480
@@ -120,7 +136,10 @@ def _written(folder: Path, recipe: str, model: Mapping[str, Any], *, compiled: b
         narrow_layers(decoder, recipe)
     loss, gradients = loss_and_gradients(decoder, windows(MODEL["vocab_size"]), weights)
     found = {f"weight/{name}": weight for name, weight in weights.items()}
-    found |= {f"gradient/{name}": gradient for name, gradient in gradients.items()}
+    found |= {f"gradient/{name}": gradient.clone() for name, gradient in by_stored_name(decoder, gradients).items()}
+    if decoder.routers:
+        counts, losses = zip(*(each.balance.take(loss.device) for each in decoder.routers.values()), strict=True)
+        found |= {"expert_counts": torch.stack(counts), "balance_loss": torch.stack(losses).sum()}
     save_file({"loss": loss, **found}, path)
     return str(path)
 
@@ -131,6 +150,14 @@ def test_every_layout_in_fp8_gives_loss_and_gradients_of_one_process(
 ) -> None:
     cases = {name: TABLE[world_size][name] for name in names}
     _check(fork_server, references, world_size, cases, 0.0, GRADIENT_BOUND)
+
+
+def test_experts_over_ranks_in_fp8_give_loss_and_gradients_of_one_process(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    require_torchao()
+    references = {recipe: _written(tmp_path, recipe, EXPERTS, compiled=False) for recipe in RECIPES}
+    _check(fork_server, references, 2, OF_EXPERTS, 0.0, GRADIENT_BOUND)
 
 
 def test_ranks_that_multiply_slices_in_fp8_stay_near_one_process(
@@ -194,6 +221,6 @@ def _check(
     assert rows.keys() == cases.keys()
     for name, row in rows.items():
         expected = float(load_file(references[cases[name]["reference"]])["loss"])
-        assert row["weights_equal"], name
+        assert row["weights_equal"] and row["counts_equal"], name
         assert row["losses"] == pytest.approx([expected] * 4, rel=LOSS_BOUND), name
         assert least <= max(row["gradient_errors"].values()) <= bound, (name, row["gradient_errors"])
