@@ -31,6 +31,7 @@ from torch.distributed.tensor import DTensor
 
 from phalanx.core.box import Box, HeldTensor
 from phalanx.models.experts import Experts, Router, stacked_names, stored_name
+from phalanx.parallel.compiler import write_whole_files
 from phalanx.parallel.mesh import Mesh
 from phalanx.parallel.recompute import recomputing
 from phalanx.parallel.tensor import TensorSlices
@@ -103,6 +104,8 @@ def prepare_blocks(module: nn.Module, recompute: ActivationCheckpoint, *, compil
     """Make blocks compute their inside again in backward, or compile them, without a wrapper that changes names.
     splits: see `recomputing`.
     """
+    if compiled:
+        write_whole_files()
     for number, block in _numbered_blocks(module):
         forward = torch.compile(block.forward) if compiled else block.forward
         mode = recompute.mode if number % recompute.every == 0 else "none"
