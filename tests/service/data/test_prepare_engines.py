@@ -22,6 +22,9 @@ from phalanx.data.prepare import Local, Part, PrepareSettings, engine, merge, pr
 from phalanx.data.prepare.tokenizer import train_tokenizer
 from phalanx.objects import open_store
 
+needs_java = pytest.mark.skipif(
+    shutil.which("java") is None and not os.environ.get("JAVA_HOME"), reason="no Java here, of which Spark needs 17"
+)
 WORKER = "phalanx.data.prepare.worker"
 DEADLINE_S = 60.0
 
@@ -77,7 +80,7 @@ def test_pool_from_and_to_s3_gives_the_bytes_of_one_process_on_disk(made, tmp_pa
     assert objects(remote) == objects(local)
 
 
-@pytest.mark.skipif(shutil.which("java") is None and not os.environ.get("JAVA_HOME"), reason="Spark needs Java 17")
+@needs_java
 @pytest.mark.timeout(300)
 def test_spark_gives_the_bytes_of_one_process_and_tells_a_users_mistake_in_one_line(made, tmp_path, monkeypatch):
     """One session for all of it: parts by Spark, a merge, and an input that changes under the executors."""
@@ -115,7 +118,7 @@ def test_spark_master_of_a_form_that_spark_knows_is_taken(master):
     assert engine("spark", None, master) is not None
 
 
-@pytest.mark.skipif(shutil.which("java") is None and not os.environ.get("JAVA_HOME"), reason="Spark needs Java 17")
+@needs_java
 @pytest.mark.timeout(200)
 def test_spark_that_cannot_start_is_one_line_behind_what_spark_logs(tmp_path):
     pytest.importorskip("pyspark")
